@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.core.errors import RunError
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences
@@ -74,6 +76,17 @@ def test_a_grader_reads_the_hint_before_the_answer_and_only_the_answer_bears_gra
     assert [row.tolist() for row in read.tokens] == [[1, 2, 8, 9, 5, 6], [3, 7]]
     assert [row.tolist() for row in read.loss_mask] == [[False] * 4 + [True] * 2, [False, True]]
     assert read.group.tolist() == [0, 1]
+
+
+def test_a_hint_needs_the_prompt_that_it_replaces() -> None:
+    prompts = [prompt([1, 2], None), prompt([1, 2], [1, 9])]
+    others = sequences_of([prompt([3], None)] * 2, [[4, 5], [4, 5]])  # began with 3
+    with pytest.raises(RunError, match=r"its hint stands in place of the prompt, which the policy"):
+        behind_hints(others, prompts, {})
+    mixed = replace(others, tokens=Ragged.of([[3, 4, 5], [1, 2, 5]], np.int32))
+    assert [row.tolist() for row in behind_hints(mixed, prompts, {}).tokens] == [
+        [3, 4, 5], [1, 9, 5],
+    ]  # fmt: skip
 
 
 def test_without_hints_a_grader_reads_the_sequences_themselves() -> None:

@@ -1,7 +1,6 @@
 """Agents as a user would write them: they know OpenAI's interface and nothing else."""
 
 import asyncio
-import base64
 import json
 import urllib.error
 import urllib.request
@@ -39,6 +38,15 @@ def plain(base_url, api_key, model, row):
     first = ask(base_url, api_key, messages)["message"]
     messages += [first, {"role": "user", "content": [{"type": "text", "text": "and?"}]}]
     return 0.5 if ask(base_url, api_key, messages)["message"]["content"] == "b" else 0.0
+
+
+def instructs(base_url, api_key, model, row):
+    """Has instructions of its own, as most frameworks of agents have."""
+    task = {"role": "user", "content": f"Task: {row['question']}"}
+    messages = [{"role": "system", "content": "Be brief."}, task]
+    messages.append(ask(base_url, api_key, messages)["message"])
+    ask(base_url, api_key, [*messages, {"role": "user", "content": "more"}])
+    return 1.0
 
 
 def forgets(base_url, api_key, model, row):
@@ -164,8 +172,7 @@ def looks(base_url, api_key, model, row):
 def looks_elsewhere(base_url, api_key, model, row):
     """Asks about another image than that of its row."""
     (message,) = row["messages"]
-    other = base64.b64encode(b"another file").decode()
-    url = {"url": f"data:image/png;base64,{other}"}
+    url = {"url": f"data:image/png;base64,{row['other']}"}
     image = {"type": "image_url", "image_url": url}
     first, _, last = message["content"]
     ask(base_url, api_key, [{**message, "content": [first, image, last]}])

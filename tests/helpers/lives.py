@@ -41,6 +41,8 @@ class Turns:
         return self._Game(self.turns)
 
     class _Game:
+        begins = False
+
         def __init__(self, turns: int) -> None:
             self.left = turns
 

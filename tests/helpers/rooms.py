@@ -1,4 +1,4 @@
-"""Environments whose episodes are several conversations."""
+"""Environments whose episodes are several conversations, and do not all begin with the prompt."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ class Rooms(ChatEnvironment):
     """Goes on behind the newest turn, behind an earlier one, or begins anew, by what it hears."""
 
     def start(self, prompt, sample):
-        return _Walk()
+        return _Walk(sample)
 
 
 class Forgetful(Rooms):
@@ -18,14 +18,21 @@ class Forgetful(Rooms):
     deterministic: ClassVar[bool] = False
 
     def resume(self, prompt, sample, turns):
-        walk = _Walk()
+        walk = _Walk(sample)
         walk.heard = list(turns)
         return walk
 
 
 class _Walk:
-    def __init__(self):
+    def __init__(self, sample):
+        self.sample = sample
         self.heard: list[str] = []
+
+    def begin(self):
+        """The prompt, the prompt with more behind it, or something else."""
+        message = {"role": "user", "content": f"room {self.sample % 2}"}
+        behind = ("newest", "newest", "nothing")[self.sample % 3]
+        return Reply((message,) if self.sample % 3 else (), behind=behind)
 
     def step(self, text):
         self.heard.append(text)

@@ -26,8 +26,9 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routers, chosen_of, replayable
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
@@ -53,11 +54,12 @@ class Replies:
     deterministic = True
     concurrent = 0
     turn_tokens = ()
+    begins = False
 
     def reset(self, prompt: Prompt, sample: int) -> "Replies":
         return self
 
-    def resume(self, prompt: Prompt, sample: int, recorded: Any) -> None:
+    def resume(self, prompt: Prompt, sample: int, *recorded: Any) -> None:
         raise AssertionError
 
     def step(self, response: Completion) -> Step:

@@ -13,14 +13,8 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Experts, FinishReason, PlacedImage, Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import (
-    Drawing,
-    Environment,
-    Environments,
-    Observation,
-    OpenGroup,
-    Step,
-)
+from postgrad.rollout.environment import Environment, Environments, Observation, Step
+from postgrad.rollout.open_samples import Drawing, OpenGroup
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler
 from postgrad.rollout.settings import SamplingSettings
@@ -33,6 +27,7 @@ class Dice:
 
     deterministic, concurrent = False, 4
     turn_tokens: Sequence[int] = ()
+    begins = False
 
     def __init__(self, first: int, goes_on: bool = True) -> None:
         self.said, self.goes_on = first, goes_on
@@ -42,7 +37,11 @@ class Dice:
         return self
 
     def resume(
-        self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
+        self,
+        prompt: Prompt,
+        sample: int,
+        opening: Observation | None,
+        recorded: Sequence[tuple[Completion, Observation]],
     ) -> "Dice | None":
         self.resumed.append((sample, [int(said.token_ids[0]) for _, said in recorded]))
         return self if self.goes_on else None

@@ -17,8 +17,9 @@ from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step
+from postgrad.rollout.environment import Environments, Observation, Step
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import GroupSampler, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
@@ -29,6 +30,7 @@ class Replies:
     """An environment of `turns` replies, each of which `begin` gives as a future."""
 
     turn_tokens: Sequence[int] = ()
+    begins = False
 
     def __init__(
         self,

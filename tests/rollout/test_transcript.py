@@ -56,6 +56,24 @@ def test_another_conversation_has_all_tokens_that_are_read():
     assert all((turn.logprobs == 0).all() for turn in silent)
 
 
+def test_nobody_reads_the_prompt_where_the_first_turn_opens_a_conversation():
+    transcript = Transcript(PROMPT)
+    read = transcript.behind("nothing", ids(9, 9), ())
+    assert transcript.tokens_with(read, 2) == 2
+    assert say(transcript, "nothing", 9, 9) == [9, 9]
+    transcript.write(written(8, 6, experts=chosen(20, 4)))
+    assert say(transcript, "newest", 7) == [9, 9, 8, 6, 7]
+    transcript.write(written(5, experts=chosen(30, 3)))
+    assert say(transcript, 0, 4) == [9, 9, 8, 6, 4]
+    transcript.write(written(3, experts=chosen(40, 3)))
+    prompt, turns = transcript.with_experts()
+    assert prompt.shape == (0, 1, 1)
+    assert [(turn.opens, turn.experts.ravel().tolist()) for turn in turns] == [
+        (True, [20, 21]), (False, [22, 30]), (False, [31]), (False, [-1]),
+        (True, [20, 21, 22, 30, 41]), (False, [-1]),
+    ]  # fmt: skip
+
+
 def test_a_turn_that_there_was_not_is_refused():
     transcript = Transcript(PROMPT)
     transcript.write(written(4))

@@ -30,9 +30,9 @@ CHANGES: dict[str, Any] = {
 def conversations(line: dict[str, Any]) -> list[list[tuple[list[int], dict[str, Any] | None]]]:
     """Of a sample, the turns of each conversation as (tokens, the policy's turn or None)."""
     read = [[(line["prompt_token_ids"], None)]]
-    for turn in line["turns"]:
+    for number, turn in enumerate(line["turns"]):
         if turn.get("opens"):
-            read.append([])
+            read = [*read, []] if number else [[]]  # where the first turn opens, no prompt is read
         read[-1].append((turn["token_ids"], turn if turn["author"] == "policy" else None))
     return read
 
@@ -65,6 +65,8 @@ def test_each_turn_has_the_logprobs_of_what_was_read_before_it(
                     counted += 1
                 begin = end
     assert counted > len(samples)
+    begun = {line["sample"] for line in samples if line["turns"][0].get("opens")}
+    assert begun == {line["sample"] for line in samples if line["sample"] % 3}
     opened = [sum(len(tokens) for tokens, _ in parts) for line in samples for parts in
               conversations(line)[1:]]  # fmt: skip
     assert len(opened) > 10

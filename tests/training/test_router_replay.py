@@ -79,7 +79,7 @@ def test_every_token_of_several_conversations_has_its_experts(
     for line in lines:
         group = group_from_lines([line])
         (rollout,) = group.rollouts
-        experts, prompt = rollout.experts, len(group.prompt.token_ids)
+        experts, prompt = rollout.experts, len(rollout.read_prompt(group.prompt))
         assert experts is not None
         assert len(experts) == prompt + len(rollout.token_ids)
         ends = [prompt + at for at in (*rollout.openings, len(rollout.token_ids))]

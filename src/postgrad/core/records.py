@@ -94,11 +94,12 @@ class Rollout:
 
     Where an episode has several conversations, they stand one behind the other, each with all of
     its tokens: the first one begins with the prompt, every other one with a turn that `opens` it.
+    Where the first turn opens one, nobody has read the prompt.
     """
 
     ticket: int  # of its prompt
     sample: int  # number among the samples of the prompt, 0 .. n - 1
-    turns: tuple[Turn, ...]  # in order; at least one by the policy
+    turns: tuple[Turn, ...]  # in order; none where the environment failed before the first
     finish_reason: FinishReason  # of its last turn
     # Which policy version wrote how many tokens, in order: ((3, 120), (4, 16)).
     versions: tuple[tuple[int, int], ...]
@@ -111,17 +112,22 @@ class Rollout:
     # What an environment counted: {"turns": 2.0, "calls": 1.0}.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: EpisodeFailure | None = None  # of the last turn's reply; then no reward counts
-    prompt_experts: Experts | None = None  # [P, layers, k] of the prompt, where turns have them
+    # [P, layers, k] of the prompt that was read, where turns have experts
+    prompt_experts: Experts | None = None
+
+    def read_prompt(self, prompt: Prompt) -> NDArray[np.int32]:
+        """[P] what the policy read before the first turn: the prompt, or nothing of it."""
+        return prompt.token_ids[:0] if self.turns and self.turns[0].opens else prompt.token_ids
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """[R] of all turns."""
-        return np.concatenate([turn.token_ids for turn in self.turns])
+        return Ragged.of((turn.token_ids for turn in self.turns), np.int32).values
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
         """[R] nats, as sampled; zeros at environment tokens."""
-        return np.concatenate([turn.logprobs for turn in self.turns])
+        return Ragged.of((turn.logprobs for turn in self.turns), np.float32).values
 
     @property
     def experts(self) -> Experts | None:
@@ -131,10 +137,11 @@ class Rollout:
         return np.concatenate(recorded) if len(recorded) == len(parts) else None
 
     def images_behind(self, prompt: Prompt) -> tuple["PlacedImage", ...]:
-        """Those of the prompt and of the environment's replies, among the tokens of prompt and
-        response.
+        """Those of the prompt that was read and of the environment's replies, among the tokens of
+        both.
         """
-        images, start = list(prompt.images), len(prompt.token_ids)
+        start = len(self.read_prompt(prompt))
+        images = list(prompt.images) if start else []
         for turn in self.turns:
             images += [image.moved(start) for image in turn.images]
             start += len(turn.token_ids)
@@ -145,17 +152,18 @@ class Rollout:
         """Where, among the R tokens, the second conversation of its episode begins, the third and
         so on.
         """
-        ends = np.cumsum([0, *(len(turn.token_ids) for turn in self.turns)]).tolist()
-        return tuple(begin for begin, turn in zip(ends[:-1], self.turns, strict=True) if turn.opens)
+        ends = np.cumsum([len(turn.token_ids) for turn in self.turns]).tolist()
+        later = zip(ends[:-1], self.turns[1:], strict=True)
+        return tuple(begin for begin, turn in later if turn.opens)
 
     def conversations(
         self, prompt: Prompt
     ) -> list[tuple[int, NDArray[np.int32], tuple["PlacedImage", ...]]]:
-        """Of each conversation: where it begins among the tokens of prompt and response, its
-        tokens, and its images among them.
+        """Of each conversation: where it begins among the tokens of the prompt that was read and
+        the response, its tokens, and its images among them.
         """
-        tokens = np.concatenate([prompt.token_ids, self.token_ids])
-        images, before = self.images_behind(prompt), len(prompt.token_ids)
+        tokens = np.concatenate([self.read_prompt(prompt), self.token_ids])
+        images, before = self.images_behind(prompt), len(tokens) - len(self.token_ids)
         begins = [0, *(before + at for at in self.openings), len(tokens)]
         return [
             (begin, tokens[begin:end], images_between(images, begin, end))
@@ -165,9 +173,8 @@ class Rollout:
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
         """[R] True where the policy wrote the token."""
-        return np.concatenate(
-            [np.full(len(turn.token_ids), turn.author == "policy") for turn in self.turns]
-        )
+        written = [np.full(len(turn.token_ids), turn.author == "policy") for turn in self.turns]
+        return Ragged.of(written, np.bool_).values
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class RolloutBatch:
             for i, rollout in enumerate(group.rollouts)
             if group.kept[i] and rollout.policy_mask.any()
         ]
-        at_prompt = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
+        prompts = [rollout.read_prompt(group.prompt) for _, group, rollout, _ in rows]
+        at_prompt = [np.zeros(len(prompt)) for prompt in prompts]
         rollouts = [rollout for _, _, rollout, _ in rows]
         for rollout in rollouts:
             _require_finite(rollout)
@@ -60,20 +61,17 @@ class RolloutBatch:
             pairs = zip(at_prompt, responses, strict=True)
             return Ragged.of([np.concatenate([b.astype(dtype), p]) for b, p in pairs], dtype)
 
-        tokens = Ragged.of(
-            [np.concatenate([group.prompt.token_ids, r.token_ids]) for _, group, r, _ in rows],
-            np.int32,
-        )
+        pairs = list(zip(prompts, rollouts, strict=True))
+        tokens = [np.concatenate([prompt, r.token_ids]) for prompt, r in pairs]
         return cls(
             sequences=Sequences(
-                tokens=tokens,
+                tokens=Ragged.of(tokens, np.int32),
                 loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
                 group=np.array([number for number, *_ in rows], np.int64),
                 experts=_experts(rollouts),
                 images=column_of(r.images_behind(group.prompt) for _, group, r, _ in rows),
                 openings=column_of(
-                    tuple(len(group.prompt.token_ids) + at for at in r.openings)
-                    for _, group, r, _ in rows
+                    tuple(len(prompt) + at for at in r.openings) for prompt, r in pairs
                 ),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),

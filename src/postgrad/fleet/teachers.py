@@ -144,7 +144,8 @@ def behind_hints(
     by group; shown: by row the right answer that comes into the hint.
 
     A hint stands before the first conversation alone: others do not begin with the prompt. Recorded
-    experts are of the prompts that the policy read, so that a grader chooses its own.
+    experts are of the prompts that the policy read, so that a grader chooses its own. Raises
+    RunError where an environment began with something else than the prompt.
     """
     if all(prompt.hinted is None for prompt in prompts):
         return sequences
@@ -156,8 +157,14 @@ def behind_hints(
     rows = zip(groups, sequences.tokens, sequences.loss_mask, strict=True)
     for row, (group, ids, mask) in enumerate(rows):
         prompt = prompts[group]
-        ahead = _ahead(prompt, shown.get(row))
-        end = len(prompt.token_ids)
+        end = 0 if prompt.hinted is None else len(prompt.token_ids)
+        ahead = _hint(prompt.hinted, shown.get(row))
+        if end and not np.array_equal(ids[:end], prompt.token_ids):
+            raise RunError(
+                f"ticket {prompt.ticket}: its hint stands in place of the prompt, which the policy "
+                f"has not read: the environment {prompt.environment!r} began with other messages; "
+                "let it begin with the row's, or train without hints"
+            )
         tokens.append(np.concatenate([ahead, ids[end:]]))
         masks.append(np.concatenate([np.zeros(len(ahead), np.bool_), mask[end:]]))
         # a prompt with a hint has no images: these are of an environment's replies
@@ -169,11 +176,13 @@ def behind_hints(
     return Sequences(*read, sequences.group, images=column_of(images), openings=column_of(openings))
 
 
-def _ahead(prompt: Prompt, answer: NDArray[np.int32] | None) -> NDArray[np.int32]:
-    """What a grader reads before a sample: the prompt with its hint, and with this right answer."""
-    if prompt.hinted is None:
-        return prompt.token_ids
-    ids, at = prompt.hinted.token_ids, prompt.hinted.answer_at
+def _hint(hinted: Hinted | None, answer: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    """What a grader reads in place of a prompt: the prompt with its hint, and with this right
+    answer; [] where it has none.
+    """
+    if hinted is None:
+        return np.zeros(0, np.int32)
+    ids, at = hinted.token_ids, hinted.answer_at
     return ids if answer is None else np.concatenate([ids[:at], answer, ids[at:]])
 
 

@@ -58,10 +58,10 @@ def step_samples(
     thin = {"of": every} if sum(len(group.rollouts) for group in groups) < every else {}
     sampled = _sampled(groups)
     for group in groups:
-        prompt = len(group.prompt.token_ids)
         sample_columns: list[dict[str, list[Any]]] = []
         for rollout in group.rollouts:
             number = place.get((rollout.ticket, rollout.sample))
+            prompt = len(rollout.read_prompt(group.prompt))
             sample_columns.append({} if number is None else columns.of(number, prompt))
             sample_columns[-1]["logprobs"] = next(sampled)
         lines = group_to_json(group, step=step, decode=decode, columns=sample_columns)

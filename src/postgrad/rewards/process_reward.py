@@ -80,9 +80,10 @@ class StepComponent:
         sequences = [tokens for parts in read for _, tokens, _ in parts]
         images = [shown for parts in read for _, _, shown in parts]
         masks: list[NDArray[np.bool_]] = []
-        for parts, places in zip(read, ends, strict=True):
+        for rollout, parts, places in zip(rollouts, read, ends, strict=True):
+            before = len(rollout.read_prompt(prompt))
             for begin, tokens, _ in parts:
-                at = np.arange(begin, begin + len(tokens)) - len(prompt.token_ids)
+                at = np.arange(begin, begin + len(tokens)) - before
                 masks.append(np.isin(at, places))
         each = iter(self._learned.score_steps(sequences, masks, images))
         scores = [np.concatenate([next(each) for _ in parts]) for parts in read]

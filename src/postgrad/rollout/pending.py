@@ -7,7 +7,7 @@ that is not would go another way, so what it said is in them too, as "replies".
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Behind, EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
-from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
+from postgrad.rollout.environment import Observation, Step
+from postgrad.rollout.open_samples import Drawing, OpenGroup, OpenSample
 from postgrad.rollout.records_json import images_from_json, images_to_json
 
 PendingArrays = Mapping[str, NDArray[Any]]
@@ -31,8 +32,9 @@ TYPES = {
     "tokens": (np.int32, None),  # [N] of the turns end to end
     "logprobs": (np.float32, None),  # [N] nats, as sampled
 }
-# Of environments that are not deterministic: UTF-8 text of a JSON list with an object for each of
-# their turns that has ended, in the order of "turns" (_recorded).
+# Of environments that are not deterministic: UTF-8 text of a JSON list with an object for what each
+# said (_recorded), sample after sample: before the first turn, if it began, and to each turn that
+# has ended.
 REPLIES = "replies"
 # Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
 # tokens are of each turn [T] (a turn has those of what it follows too, see Completion.experts).
@@ -76,7 +78,8 @@ def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> Pend
     for ticket, group in groups.items():
         for number, sample in enumerate(group.samples):
             if not group.deterministic:
-                rows.replies += map(_recorded, sample.observations)
+                opening = [] if sample.opening is None else [sample.opening]
+                rows.replies += map(_recorded, [*opening, *sample.observations])
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
             if (written := sample.written) is not None:
@@ -121,13 +124,17 @@ def to_groups(
     recorded = {ticket for ticket, group in groups.items() if not group.deterministic}
     if recorded and REPLIES not in arrays:
         raise _unfit("it lacks what the environment said, which is not deterministic")
-    turns = list(_turns_of(arrays, tokenizer))
-    _step_again((turn for turn in turns if turn.ticket not in recorded), groups)
-    replies = _replies(arrays) if recorded else []
-    redrawn = _recalled((turn for turn in turns if turn.ticket in recorded), groups, replies)
-    for ticket, number in redrawn:
-        groups[ticket].samples[number] = OpenSample(groups[ticket].prompt, number, drawing)
-    return list(groups.values()), len(redrawn)
+    turns: dict[tuple[int, int], deque[_Turn]] = {}
+    for turn in _turns_of(arrays, tokenizer):
+        turns.setdefault((turn.ticket, turn.sample), deque()).append(turn)
+    replies = iter(_replies(arrays) if recorded else ())
+    redrawn = sum(
+        _recalled(groups[ticket], turns, replies, drawing)
+        for ticket in groups
+        if ticket in recorded
+    )
+    _step_again(turns, {t: group for t, group in groups.items() if t not in recorded})
+    return list(groups.values()), redrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +172,23 @@ def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
         yield _Turn(ticket, number, ENDS[end], written, text)
 
 
-def _step_again(turns: Iterable[_Turn], groups: Mapping[int, OpenGroup]) -> None:
-    """Steps the environments of all samples side by side, each through its own turns in order."""
-    left: dict[tuple[int, int], deque[_Turn]] = {}
-    for turn in turns:
-        left.setdefault((turn.ticket, turn.sample), deque()).append(turn)
-    while left:
-        begun: list[tuple[OpenGroup, OpenSample, Step]] = []
-        for (ticket, number), later in list(left.items()):
+def _step_again(
+    turns: dict[tuple[int, int], deque[_Turn]], groups: Mapping[int, OpenGroup]
+) -> None:
+    """Steps the environments of all samples side by side, each through its turns in order, of which
+    none are left.
+    """
+    begun: list[tuple[OpenGroup, OpenSample, Step]] = [
+        (group, sample, sample.begin())
+        for group in groups.values()
+        for sample in group.samples
+        if sample.begins
+    ]
+    while begun or turns:
+        for group, sample, step in begun:
+            group.left -= sample.observe(step.result()) is None
+        begun = []
+        for (ticket, number), later in list(turns.items()):
             turn, group = later.popleft(), groups[ticket]
             sample = group.samples[number]
             request = _open_request(sample, ticket)
@@ -181,40 +197,48 @@ def _step_again(turns: Iterable[_Turn], groups: Mapping[int, OpenGroup]) -> None
             else:
                 begun.append((group, sample, sample.take(turn.completion(request.turn))))
             if not later:
-                del left[ticket, number]
-        for group, sample, step in begun:
-            group.left -= sample.observe(step.result()) is None
+                del turns[ticket, number]
 
 
 def _recalled(
-    turns: Iterable[_Turn], groups: Mapping[int, OpenGroup], replies: Sequence[Observation]
-) -> list[tuple[int, int]]:
-    """Gives samples the turns and observations as recorded. Returns (ticket, sample) of those whose
-    environment cannot go on.
+    group: OpenGroup,
+    turns: dict[tuple[int, int], deque[_Turn]],
+    replies: Iterator[Observation],
+    drawing: Drawing,
+) -> int:
+    """Gives samples their turns, of which none are left, and what their environment said, as
+    recorded. Returns how many are drawn from their start, because it cannot go on.
     """
-    left = iter(replies)
-    recalled: dict[tuple[int, int], OpenSample] = {}
+    ticket, redrawn = group.prompt.ticket, 0
+    for number, sample in enumerate(group.samples):
+        try:
+            _recall(sample, turns.pop((ticket, number), ()), replies)
+        except ValueError as error:
+            raise _unfit(f"a reply of the environment to ticket {ticket}: {error}") from error
+        if sample.request is None:
+            group.left -= 1
+        elif (sample.opening or sample.observations) and not sample.resume():
+            group.samples[number] = OpenSample(group.prompt, number, drawing)
+            redrawn += 1
+    return redrawn
+
+
+def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: Iterator[Observation]) -> None:
+    if sample.begins:
+        sample.observe(_next_of(replies))
     for turn in turns:
-        group = groups[turn.ticket]
-        sample = group.samples[turn.sample]
         request = _open_request(sample, turn.ticket)
         if turn.finish is None:
             sample.go_on(turn.written)
-            continue
-        observation = next(left, None)
-        if observation is None:
-            raise _unfit("fewer replies of the environment than turns")
-        try:
-            sample.recall(turn.completion(request.turn), observation)
-        except ValueError as error:
-            raise _unfit(f"a reply of the environment to ticket {turn.ticket}: {error}") from error
-        recalled[turn.ticket, turn.sample] = sample
-        group.left -= sample.request is None
-    return [
-        place
-        for place, sample in recalled.items()
-        if sample.request is not None and not sample.resume()
-    ]
+        else:
+            sample.recall(turn.completion(request.turn), _next_of(replies))
+
+
+def _next_of(replies: Iterator[Observation]) -> Observation:
+    reply = next(replies, None)
+    if reply is None:
+        raise _unfit("fewer replies of the environment than turns")
+    return reply
 
 
 def _open_request(sample: OpenSample, ticket: int) -> Request:

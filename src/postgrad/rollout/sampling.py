@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Engine
-from postgrad.rollout.environment import Drawing, OpenGroup, Step
+from postgrad.rollout.environment import Step
+from postgrad.rollout.open_samples import Drawing, OpenGroup
 
 TOLD = 3  # groups that are told of where nothing goes on
 
@@ -122,6 +123,11 @@ class GroupSampler:
             self.groups[group.prompt.ticket] = group
             for request in group.requests():
                 self._engine.submit(request)
+            for number, sample in enumerate(group.samples):
+                if sample.begins:
+                    self._await(group, number, sample.begin())
+        if not self._beside:
+            self._observe(list(self._steps))
 
     def finish(
         self, tickets: Sequence[int], before: Collection[ScoredGroup] = ()
@@ -249,8 +255,12 @@ class GroupSampler:
         for completion in completions:
             group = self.groups[completion.ticket]
             work = group.samples[completion.sample].take(completion)
-            group.stepping += 1
-            self._steps.append(_OpenStep(completion.ticket, completion.sample, work))
+            self._await(group, completion.sample, work)
+
+    def _await(self, group: OpenGroup, sample: int, work: Step) -> None:
+        """Adds what an environment has begun."""
+        group.stepping += 1
+        self._steps.append(_OpenStep(group.prompt.ticket, sample, work))
 
     def _observe(self, steps: Sequence["_OpenStep"], *, submit: bool = True) -> set[int]:
         """Hands observations to their samples, whose next turns are asked for: submit. Returns the

@@ -13,7 +13,8 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.layout.tree import MIN_CONTINUED
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing, Environments, OpenGroup
+from postgrad.rollout.environment import Environments
+from postgrad.rollout.open_samples import Drawing, OpenGroup
 from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler, Scoring
 from postgrad.rollout.settings import RolloutSettings

@@ -3,7 +3,8 @@
 Most episodes are one conversation: each turn stands behind all before it. An environment may also
 go on behind an earlier turn, or begin anew: an agent that shortens its history, or asks the policy
 in another role. Then the policy reads another conversation, whose tokens are recorded whole, as a
-turn that `opens` it. So each conversation is a run of the sample's tokens, and only what the policy
+turn that `opens` it; so is the first one, where the environment begins with other words than the
+prompt. So each conversation is a run of the sample's tokens, and only what the policy
 writes bears loss, once. Layouts compute what conversations begin with alike once (layout/tree.py).
 """
 
@@ -48,7 +49,7 @@ class Transcript:
     """The turns of a sample, and what the policy reads behind them."""
 
     def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
+        self._prompt = prompt.token_ids
         self.turns: list[Turn] = []
         self._conversations = [_ConversationTurns(0, prompt.images)]
         self._length = len(prompt.token_ids)  # tokens of the newest conversation
@@ -59,7 +60,7 @@ class Transcript:
         """Those of a conversation."""
         ends = [each.first for each in self._conversations[1:]] + [len(self.turns)]
         turns = self.turns[self._conversations[number].first : ends[number]]
-        before = [] if number else [self._prompt.token_ids]
+        before = [] if number else [self._prompt]
         return np.concatenate([*before, *(turn.token_ids for turn in turns)]).astype(np.int32)
 
     def _keys(self, number: int) -> NDArray[np.int32]:
@@ -144,6 +145,9 @@ class Transcript:
         images = images_between(read.images, old, len(read.token_ids))
         silent = np.zeros(len(read.token_ids) - old, np.float32)
         if opens:
+            if not self.turns:  # nobody reads the prompt
+                self._prompt = self._prompt[:0]
+                self._conversations.clear()
             conversation = _ConversationTurns(len(self.turns), read.images, read.experts)
             self._conversations.append(conversation)
         self._conversations[-1].images = read.images
@@ -156,7 +160,7 @@ class Transcript:
         `min_shared` tokens and more that they share count once, as the learner computes them.
         """
         count = len(self._conversations) - (read.behind == "newest")
-        if not count:
+        if not count or not self.turns:
             return len(read.token_ids)
         ended = [self._keys(number) for number in range(count)]
         return grow([*ended, with_images(read.token_ids, read.images)], min_shared).n_tokens
@@ -169,7 +173,7 @@ class Transcript:
             return None, tuple(self.turns)
         lengths = [len(turn.token_ids) for turn in self.turns]
         prompt, *experts = np.split(
-            np.concatenate(recorded), len(self._prompt.token_ids) + np.cumsum([0, *lengths[:-1]])
+            np.concatenate(recorded), len(self._prompt) + np.cumsum([0, *lengths[:-1]])
         )
         pairs = zip(self.turns, experts, strict=True)
         return prompt, tuple(replace(turn, experts=part) for turn, part in pairs)

@@ -12,9 +12,10 @@ from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environment import Environments
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.open_samples import Drawing, OpenSample
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 pytest.importorskip("starlette")
@@ -44,6 +45,14 @@ def turn(text, number=0, tokenizer=TOKENIZER, finish="stop", end=""):
     return Completion(5, 0, number, array, logprobs, finish, ((0, len(ids)),), text)
 
 
+def begun(played, sample=0):
+    """An episode whose agent has asked what its row asks."""
+    episode = played.reset(PROMPT, sample)
+    first = episode.begin().result()
+    assert (len(first.token_ids), first.behind, first.failure) == (0, "newest", None)
+    return episode
+
+
 def told(observation, tokenizer=TOKENIZER):
     return tokenizer.decode(observation.token_ids)
 
@@ -51,7 +60,7 @@ def told(observation, tokenizer=TOKENIZER):
 def test_an_agent_talks_with_the_policy_until_it_ends_and_says_the_reward():
     played = world("counts")
     assert (played.deterministic, played.concurrent) == (False, 16)
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     first = episode.step(turn("a")).result()
     assert told(first) == "\n<|im_start|>user\nheard 1<|im_end|>\n<|im_start|>assistant\n"
     assert (first.done, first.reward, first.failure) == (False, 0.0, None)
@@ -60,11 +69,28 @@ def test_an_agent_talks_with_the_policy_until_it_ends_and_says_the_reward():
     played.close()
 
 
+def test_an_agent_may_begin_with_messages_that_are_not_those_of_its_row():
+    played = world("instructs", branches=False)
+    episode = played.reset(PROMPT, 0)
+    first = episode.begin().result()
+    assert (first.behind, first.done, first.reward, first.counts) == ("nothing", False, 0.0, {})
+    assert told(first) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTask: begin<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    seen = episode.step(turn("a")).result()
+    assert (seen.behind, seen.counts["conversations"]) == ("newest", 1.0)
+    assert told(seen) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    last = episode.step(turn("b", 1)).result()
+    assert (last.done, last.reward, last.counts["conversations"]) == (True, 1.0, 0.0)
+    played.close()
+
+
 def test_samples_of_several_agents_do_not_mix():
     played = world("counts")
-    episodes = [played.reset(PROMPT, sample) for sample in range(4)]
-    begun = [episode.step(turn(f"{number}")) for number, episode in enumerate(episodes)]
-    assert all("heard 1" in told(step.result()) for step in begun)
+    episodes = [begun(played, sample) for sample in range(4)]
+    first = [episode.step(turn(f"{number}")) for number, episode in enumerate(episodes)]
+    assert all("heard 1" in told(step.result()) for step in first)
     steps = [episode.step(turn("stop", 1)) for episode in reversed(episodes[:2])]
     assert [step.result().reward for step in steps] == [2.0, 2.0]
     on = [episode.step(turn("x", 1)).result() for episode in episodes[2:]]
@@ -74,7 +100,7 @@ def test_samples_of_several_agents_do_not_mix():
 
 def test_an_agent_that_is_a_plain_function_has_a_process_of_its_own():
     played = world("plain")
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     assert "and?" in told(episode.step(turn("a")).result())
     last = episode.step(turn("b", 1)).result()
     assert (last.done, last.reward) == (True, 0.5)
@@ -121,7 +147,7 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
     tokenizer = chat_tokenizer(*shown)
     played = world("uses_tools", tokenizer, tools=[SCHEMA])
     assert played.chat.variables() == {"tools": [SCHEMA]}
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     end = "<|call|>" if family == "gpt_oss" else ""
     seen = episode.step(turn(call, 0, tokenizer, end=end)).result()
     assert seen.failure is None
@@ -134,7 +160,7 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
 def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sample():
     tokenizer = chat_tokenizer(HERMES)
     played = world("answers_another_call", tokenizer, tools=[SCHEMA])
-    seen = played.reset(PROMPT, 0).step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
+    seen = begun(played).step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
     assert seen.failure is not None
     assert "the tool_call_id 'other', and the calls before it had call00000" in seen.failure.message
     played.close()
@@ -143,7 +169,7 @@ def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sam
 def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
     tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])
     played = world("counts", tokenizer)
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     thought = "<|channel|>analysis<|message|>stop?<|end|><|start|>assistant"
     first = episode.step(turn(f"{thought}<|channel|>final<|message|>on", 0, tokenizer)).result()
     assert told(first, tokenizer) == ("<|start|>user<|message|>heard 1<|end|><|start|>assistant")
@@ -167,8 +193,10 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
 def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why):
     played = world(agent)
     episode = played.reset(PROMPT, 0)
-    seen = episode.step(turn("a")).result()
-    assert seen.failure is not None
+    seen = episode.begin().result()
+    if not seen.done:
+        seen = episode.step(turn("a")).result()
+    assert (seen.done, seen.failure is None) == (True, False)
     assert seen.failure.cause == "error"
     assert re.search(why, seen.failure.message)
     played.close()
@@ -176,7 +204,7 @@ def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why
 
 def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
     played = world("malformed")
-    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    seen = begun(played).step(turn("a")).result()
     assert seen.failure is not None
     assert seen.failure.message.count("400 ") == 4
     for why in (
@@ -192,7 +220,7 @@ def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
 
 def test_without_branches_an_agent_that_rewrites_what_was_said_is_a_failure_of_its_sample():
     played = world("forgets", branches=False)
-    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    seen = begun(played).step(turn("a")).result()
     assert seen.failure is not None
     assert re.search(
         r"does not continue the conversation: message 1 is .*other.*, and was .*\"a\".*branches",
@@ -203,7 +231,7 @@ def test_without_branches_an_agent_that_rewrites_what_was_said_is_a_failure_of_i
 
 def test_an_agent_that_rewrites_what_was_said_begins_another_conversation():
     played = world("forgets")
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     seen = episode.step(turn("a")).result()
     assert (seen.behind, seen.failure) == ("nothing", None)
     assert told(seen) == (
@@ -216,7 +244,7 @@ def test_an_agent_that_rewrites_what_was_said_begins_another_conversation():
 
 def test_an_agent_may_go_on_behind_an_earlier_turn_whose_tokens_stay_as_sampled():
     played = world("explores")
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     answers = ["a", "b", "c", "d"]
     seen = [episode.step(turn(text, number)).result() for number, text in enumerate(answers)]
     assert [each.behind for each in seen[:3]] == ["newest", 0, 1]
@@ -230,7 +258,7 @@ def test_an_agent_may_go_on_behind_an_earlier_turn_whose_tokens_stay_as_sampled(
 
 def test_requests_at_the_same_time_are_answered_one_after_the_other():
     played = world("delegates")
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     seen = [episode.step(turn("plan", 0)).result()]
     while not seen[-1].done:
         assert seen[-1].failure is None
@@ -250,7 +278,7 @@ def test_calls_and_results_of_a_history_that_an_agent_has_shortened_come_through
     shown, call, answer = FAMILIES[family]
     tokenizer = chat_tokenizer(*shown)
     played = world("shortens", tokenizer, tools=[SCHEMA])
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     seen = episode.step(turn(call, 0, tokenizer)).result()
     assert (seen.failure, seen.behind) == (None, "nothing")
     text = told(seen, tokenizer)
@@ -265,7 +293,7 @@ def test_results_are_of_the_calls_of_their_own_conversation():
     tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])  # whose results name the function
     tools = [SCHEMA, {**SCHEMA, "function": {**SCHEMA["function"], "name": "last"}}]
     played = world("uses_tools_in_two_ways", tokenizer, tools=tools)
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     call = FAMILIES["gpt_oss"][1]  # both calls have the same id
     texts = [call, call.replace("functions.next", "functions.last")]
     seen = [
@@ -281,7 +309,7 @@ def test_results_are_of_the_calls_of_their_own_conversation():
 
 def test_an_agent_that_ends_while_a_request_waits_ends_its_sample():
     played = world("hurries")
-    episode = played.reset(PROMPT, 0)
+    episode = begun(played)
     seen = episode.step(turn("a")).result()
     while not seen.done:
         seen = episode.step(turn("b", 1)).result()
@@ -292,7 +320,7 @@ def test_an_agent_that_ends_while_a_request_waits_ends_its_sample():
 def test_an_agent_ends_where_the_episode_does():
     played = world("counts", max_turns=1)
     before = len(agents.ENDED)
-    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    seen = begun(played).step(turn("a")).result()
     assert (seen.done, seen.counts["out_of_turns"], seen.failure) == (True, 1.0, None)
     deadline = time.monotonic() + 30.0
     while len(agents.ENDED) == before and time.monotonic() < deadline:
@@ -306,6 +334,7 @@ def test_an_agent_ends_where_what_it_says_does_not_fit():
     before = len(agents.ENDED)
     drawing = Drawing(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 8)
     sample = OpenSample(PROMPT, 0, drawing)
+    assert sample.observe(sample.begin().result()) is not None
     assert sample.observe(sample.take(turn("a")).result()) is None
     assert sample.rollout(TOKENIZER).finish_reason == "length"
     deadline = time.monotonic() + 30.0
@@ -317,7 +346,7 @@ def test_an_agent_ends_where_what_it_says_does_not_fit():
 
 def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(capfd, caplog):
     played = world("sums_up", max_turns=2)
-    before, episode = len(agents.ENDED), played.reset(PROMPT, 0)
+    before, episode = len(agents.ENDED), begun(played)
     while not episode.step(turn("a")).result().done:
         pass
     deadline = time.monotonic() + 30.0
@@ -330,7 +359,7 @@ def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(cap
 
 def test_only_a_sample_that_is_played_has_a_key():
     played = world("counts")
-    played.reset(PROMPT, 0).step(turn("a")).result()
+    begun(played).step(turn("a")).result()
     url = played.chat._desk.url
     assert url.startswith("http://127.0.0.1:")
     with pytest.raises(Exception, match="401"):
@@ -349,12 +378,3 @@ def test_only_a_sample_that_is_played_has_a_key():
 def test_settings_that_are_wrong_are_told(own, why):
     with pytest.raises(UsageError, match=why):
         build(EnvironmentSettings.model_validate({"type": "agent", **own}))
-
-
-def test_a_row_without_messages_is_refused():
-    chat = build(
-        EnvironmentSettings.model_validate({"type": "agent", "agent": "helpers.agents:plain"})
-    )
-    assert chat.check(PROMPT) is None
-    bare = Prompt(5, PROMPT.token_ids, "begin", "7", "rows", 0)
-    assert chat.check(bare) == "an agent needs a prompt of chat messages"

@@ -106,11 +106,11 @@ def test_a_step_that_fails_at_once_is_a_failure_too_and_errors_of_the_run_end_it
     def stops(text):
         raise RunError("no more")
 
-    reply, _ = at_once_replied(broken, "x")
+    reply, _ = at_once_replied(lambda: broken("x"))
     assert isinstance(reply, EpisodeFailure)
     assert reply.message.startswith("KeyError: 'x'")
     with pytest.raises(RunError, match="no more"):
-        at_once_replied(stops, "x")
+        at_once_replied(lambda: stops("x"))
 
 
 @pytest.mark.parametrize("seconds", [0, 0.01])
@@ -123,8 +123,8 @@ def test_an_async_step_that_says_it_does_not_wait_must_not(seconds):
         return Reply(reward=2.0)
 
     with pytest.raises(RunError, match="set its `waits = True`"):
-        at_once_replied(waits, "x")
-    reply, _ = at_once_replied(quick, "x")
+        at_once_replied(lambda: waits("x"))
+    reply, _ = at_once_replied(lambda: quick("x"))
     assert isinstance(reply, Reply)
     assert reply.reward == 2.0
 

@@ -13,11 +13,12 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environment import Environments
 from postgrad.rollout.environments import chat as chat_module
 from postgrad.rollout.environments import template as template_module
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.template import Template
+from postgrad.rollout.open_samples import Drawing, OpenSample
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 FAMILIES = {
@@ -255,7 +256,7 @@ def test_an_environment_that_fails_to_resume_is_a_failure_of_that_sample_alone(r
     )
     said = completion(tokenizer, "a")
     recorded = [(said, world.reset(PROMPT, 0).step(said).result())]
-    episode = world.resume(PROMPT, 0, recorded)
+    episode = world.resume(PROMPT, 0, None, recorded)
     assert episode is not None
     failure = episode.step(said).result().failure
     assert failure is not None

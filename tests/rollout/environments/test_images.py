@@ -200,7 +200,7 @@ def test_an_episode_that_goes_on_counts_the_images_that_it_has_shown(monkeypatch
     for number in range(2):
         said = turn(tokenizer, "a", number)
         recorded.append((said, episode.step(said).result()))
-    goes_on = world.resume(PROMPT, 0, recorded)
+    goes_on = world.resume(PROMPT, 0, None, recorded)
     assert "max_images" in goes_on.step(turn(tokenizer, "a", 2)).result().failure.message
 
 
@@ -298,14 +298,20 @@ def test_an_agent_gets_the_images_of_its_row_and_may_send_others(agent, models):
     digest = image_store().add(picture(3, 16, 16))
     messages = ({"role": "user", "content": f"see {MARK}!", "images": [digest]},)
     images = reader.placed(np.array([reader.token_id] * 4), [digest])
-    prompt = Prompt(5, np.array([reader.token_id] * 4), "?", None, "rows", 0, {}, messages, images)
+    row = {"other": base64.b64encode(picture(4, 16, 16)).decode()}
+    prompt = Prompt(5, np.array([reader.token_id] * 4), "?", None, "rows", 0, row, messages, images)
     settings = {"type": "agent", "agent": f"helpers.agents:{agent}"}
     world = dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {}, reader)
-    seen = world.reset(prompt, 0).step(turn(tokenizer, "ab")).result()
+    episode = world.reset(prompt, 0)
+    seen = episode.begin().result()
+    assert seen.failure is None
     if agent == "looks":
-        assert seen.failure is None
+        assert (seen.behind, len(seen.token_ids)) == ("newest", 0)
+        seen = episode.step(turn(tokenizer, "ab")).result()
         assert [image.digest for image in seen.images] == [digest]
         assert "user\nagain <|vision_start|>" in tokenizer.decode(seen.token_ids)
     else:
-        assert "first request is not the row's messages: message 0" in seen.failure.message
+        assert seen.behind == "nothing"
+        assert [image.digest for image in seen.images] == [image_store().add(picture(4, 16, 16))]
+        assert "user\nsee <|vision_start|>" in tokenizer.decode(seen.token_ids)
     world.close()

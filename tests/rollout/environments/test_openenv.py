@@ -123,7 +123,16 @@ def world(server, **own):
 
 def prompt(seed, **row):
     about = {"reset": {"seed": seed}, **row}
-    return Prompt(seed, np.array([4], np.int32), "?", None, "rows", 0, about)
+    messages = ({"role": "user", "content": "Find it."},)
+    return Prompt(seed, np.array([4], np.int32), "?", None, "rows", 0, about, messages)
+
+
+def begun(played, asked, sample=0):
+    """An episode behind the reset of its server."""
+    episode = played.reset(asked, sample)
+    first = episode.begin().result()
+    assert first.failure is None
+    return episode
 
 
 def turn(text, number=0):
@@ -140,6 +149,12 @@ def test_turns_are_actions_and_observations_are_read(server):
     played = world(server)
     assert not played.deterministic
     episode = played.reset(prompt(17), 0)
+    first = episode.begin().result()
+    assert (first.failure, first.behind) == (None, "nothing")
+    assert seen(first) == (
+        "<|im_start|>user\nFind it.<|im_end|>\n<|im_start|>user\ngame 17<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     low = episode.step(turn("3")).result()
     assert (low.failure, low.done, low.reward) == (None, False, -0.25)
     assert "user\nhigher<" in seen(low)
@@ -152,9 +167,9 @@ def test_turns_are_actions_and_observations_are_read(server):
 
 def test_each_sample_has_a_session_of_its_own(server):
     played = world(server)
-    episodes = [played.reset(prompt(seed), seed) for seed in range(6)]
-    begun = [episode.step(turn("3")) for episode in episodes]
-    ends = [step.result() for step in begun]
+    episodes = [begun(played, prompt(seed), seed) for seed in range(6)]
+    steps = [episode.step(turn("3")) for episode in episodes]
+    ends = [step.result() for step in steps]
     assert [end.done for end in ends] == [False, False, False, True, False, False]
     assert ["higher" in seen(end) for end in ends] == [False] * 4 + [True] * 2
     played.close()
@@ -162,16 +177,16 @@ def test_each_sample_has_a_session_of_its_own(server):
 
 def test_what_the_server_cannot_do_is_a_failure_of_its_sample(server):
     played = world(server)
-    broken = played.reset(prompt(1), 0).step(turn("break")).result()
+    broken = begun(played, prompt(1)).step(turn("break")).result()
     assert broken.failure is not None
     assert (broken.done, broken.failure.cause) == (True, "error")
-    assert played.reset(prompt(4), 1).step(turn("4")).result().reward == 1.0  # others go on
+    assert begun(played, prompt(4), 1).step(turn("4")).result().reward == 1.0  # others go on
     played.close()
 
 
 def test_a_server_with_too_few_sessions_is_told_with_what_to_do(fake):
     played = world(fake)
-    full = played.reset(prompt(404), 0).step(turn("3")).result()
+    full = played.reset(prompt(404), 0).begin().result()
     assert full.failure is not None
     assert "start the server with as many (max_concurrent_envs of its app)" in full.failure.message
     played.close()
@@ -179,12 +194,12 @@ def test_a_server_with_too_few_sessions_is_told_with_what_to_do(fake):
 
 def test_a_turn_that_is_no_action_costs_what_the_recipe_says(server):
     played = world(server, action="", malformed_reward=-1.0)
-    episode = played.reset(prompt(4), 0)
+    episode = begun(played, prompt(4))
     first = episode.step(turn("4")).result()
     assert first.done
     played.close()
     several = world(server, action="other")
-    refused = several.reset(prompt(4), 0).step(turn("4")).result()
+    refused = begun(several, prompt(4)).step(turn("4")).result()
     assert "That is no action" in seen(refused)
     assert (refused.done, refused.reward) == (False, 0.0)
     assert refused.counts["malformed_actions"] == 1.0
@@ -198,8 +213,10 @@ def test_rows_show_what_a_reset_shows_and_another_observation_is_a_failure(serve
         "question": "game 42", "reset": {"seed": 42}, "observation": "game 42", "answer": "",
     }  # fmt: skip
     played = world(server)
-    assert played.reset(prompt(42, observation="game 42"), 0).step(turn("2")).result().done
-    other = played.reset(prompt(42, observation="game 1"), 0).step(turn("2")).result()
+    episode = played.reset(prompt(42, observation="game 42"), 0)
+    assert len(episode.begin().result().token_ids) == 0  # its messages show it
+    assert episode.step(turn("2")).result().done
+    other = played.reset(prompt(42, observation="game 1"), 0).begin().result()
     assert other.failure is not None
     assert "give the server's reset a seed" in other.failure.message
     played.close()
@@ -207,11 +224,11 @@ def test_rows_show_what_a_reset_shows_and_another_observation_is_a_failure(serve
 
 def test_a_client_that_dies_is_a_failure_with_its_exit_code(fake):
     played = world(fake)
-    dead = played.reset(prompt(1), 0).step(turn("die")).result()
+    dead = begun(played, prompt(1)).step(turn("die")).result()
     assert dead.failure is not None
     assert dead.failure.cause == "crash"
     assert "exited with code 3" in dead.failure.message
-    after = played.reset(prompt(1), 1).step(turn("1")).result()
+    after = played.reset(prompt(1), 1).begin().result()
     assert after.failure is not None
     played.close()
 

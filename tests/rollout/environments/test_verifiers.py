@@ -96,6 +96,14 @@ def turn(text, number=0):
     )
 
 
+def begun(played, asked):
+    """An episode whose task has asked the policy."""
+    episode = played.reset(asked, 0)
+    first = episode.begin().result()
+    assert (first.failure, first.behind, len(first.token_ids)) == (None, "newest", 0)
+    return episode
+
+
 def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -103,12 +111,12 @@ def call(name, **arguments):
 def test_a_task_scores_what_the_policy_answers(python):
     played = world(python)
     assert not played.deterministic
-    begun = [(played.reset(prompt(n), n), text) for n, text in ((3, "6"), (4, "8"), (2, "5"))]
-    ends = [step.result() for step in [episode.step(turn(text)) for episode, text in begun]]
+    episodes = [(begun(played, prompt(n)), text) for n, text in ((3, "6"), (4, "8"), (2, "5"))]
+    ends = [step.result() for step in [episode.step(turn(text)) for episode, text in episodes]]
     assert [end.failure for end in ends] == [None, None, None]
     assert [(end.done, end.reward) for end in ends] == [(True, 2.0), (True, 2.0), (True, 0.0)]
     assert ends[0].counts["turns"] == 1.0
-    broken = played.reset(prompt(1), 0).step(turn("break")).result()
+    broken = begun(played, prompt(1)).step(turn("break")).result()
     assert broken.failure is not None
     assert broken.failure.cause == "error"
     assert "division by zero" in broken.failure.message
@@ -119,7 +127,7 @@ def test_the_policy_calls_the_tools_of_a_task(python):
     settings = {"task": {"with_tools": True}}
     played = world(python, settings=settings, tools=[SCHEMA])
     assert played.chat.variables() == {"tools": [SCHEMA]}
-    episode = played.reset(prompt(4), 0)
+    episode = begun(played, prompt(4))
     seen = episode.step(turn(call("arithmetic_double", number=4))).result()
     assert seen.failure is None
     assert "8" in TOKENIZER.decode(seen.token_ids)
@@ -131,7 +139,7 @@ def test_the_policy_calls_the_tools_of_a_task(python):
     assert (end.counts["turns"], end.counts["task_turns"]) == (1.0, 3.0)
     played.close()
     unlike = world(python, settings=settings)
-    failure = unlike.reset(prompt(4), 0).step(turn("8")).result().failure
+    failure = unlike.reset(prompt(4), 0).begin().result().failure
     assert failure is not None
     assert f"say tools = {json.dumps([SCHEMA])}" in failure.message
     unlike.close()
@@ -157,20 +165,20 @@ def test_prompts_of_these_rows_can_be_played(fake):
     played = world(fake)
     for asked, (number, text) in zip(loaded.all(), ((3, "6"), (4, "8")), strict=True):
         assert (asked.metadata["task"], played.chat.check(asked)) == (number, None)
-        assert played.reset(asked, 0).step(turn(text)).result().reward == 2.0
+        assert begun(played, asked).step(turn(text)).result().reward == 2.0
     played.close()
 
 
-def test_another_row_than_the_task_is_a_failure(python):
+def test_the_policy_reads_the_task_whatever_the_messages_of_its_row_are(python):
     played = world(python)
     other = played.reset(
         Prompt(9, np.array([4], np.int32), "?", None, "rows", 0, {"task": 1}, prompt(2).messages), 0
     )
-    failure = other.step(turn("2")).result().failure
-    assert failure is not None
-    assert "first request is not the row's messages" in failure.message
+    first = other.begin().result()
+    assert first.behind == "nothing"
+    assert "Twice 1?" in TOKENIZER.decode(first.token_ids)
     none = played.reset(Prompt(9, np.array([4], np.int32), "?", None, "rows", 0, {"task": 77}), 0)
-    missing = none.step(turn("2")).result().failure
+    missing = none.begin().result().failure
     assert missing is not None
     assert "has no task 77" in missing.message
     played.close()
@@ -178,7 +186,7 @@ def test_another_row_than_the_task_is_a_failure(python):
 
 def test_an_episode_that_ends_early_ends_its_task(fake):
     played = world(fake, settings={"task": {"with_tools": True}}, tools=[SCHEMA], max_turns=1)
-    end = played.reset(prompt(4), 0).step(turn(call("arithmetic_double", number=4))).result()
+    end = begun(played, prompt(4)).step(turn(call("arithmetic_double", number=4))).result()
     assert (end.done, end.reward, end.counts["out_of_turns"]) == (True, 0.0, 1.0)
     played.close()
 

@@ -19,9 +19,10 @@ from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.rollout.engine import Completion, Request, generate
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import batches_of, without_images
+from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
@@ -178,6 +179,7 @@ class Pictures:
 
     deterministic, concurrent = True, 0
     turn_tokens: Sequence[int] = (3, 5)
+    begins = False
 
     def __init__(self, scene: Scene) -> None:
         sizes = SIZES if scene.model.grid else (scene.model.size, scene.model.size)
@@ -187,7 +189,7 @@ class Pictures:
     def reset(self, prompt: Prompt, sample: int) -> "Pictures":
         return self
 
-    def resume(self, prompt: Prompt, sample: int, recorded: Any) -> "Pictures":
+    def resume(self, prompt: Prompt, sample: int, *recorded: Any) -> "Pictures":
         return self
 
     def step(self, response: Completion) -> Step:

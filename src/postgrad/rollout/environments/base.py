@@ -38,7 +38,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The environment's reply to one turn of the policy."""
+    """The environment's reply to one turn of the policy, or what it begins with."""
 
     # In the chat format, what the policy reads next. A content is text or a list of parts, such as
     # {"type": "text", "text": "See: "}, {"type": "image", "image": its file as bytes or base64}.
@@ -49,16 +49,19 @@ class Reply:
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     # What the policy reads before the messages. "newest": its newest turn, and what it read there.
     # A number: its turn with this number, from 0 on, and what it read there. "nothing": the
-    # messages are a conversation of their own, as a prompt is.
+    # messages are a conversation of their own, as a prompt is. Before its first turn "newest" means
+    # the row's messages.
     behind: Behind = "newest"
 
 
 def wrong_with(reply: Any, turns: int) -> str | None:
     """Why what a step returned cannot be read as a reply, or None where it can. The code is of
-    others, so no type is certain. turns: of the policy so far.
+    others, so no type is certain. turns: of the policy so far; before the first it is what `begin`
+    returned.
     """
     if not isinstance(reply, Reply):
-        return f"the step returned a {type(reply).__name__} in place of a Reply"
+        method = "the step" if turns else "begin"
+        return f"{method} returned a {type(reply).__name__} in place of a Reply"
     if not isinstance(reply.reward, Real):
         return f"the reward of a Reply is {reply.reward!r}, which is no number"
     if not abs(reply.reward) <= LARGEST_SCORE:
@@ -85,6 +88,8 @@ def wrong_with(reply: Any, turns: int) -> str | None:
 
 def _wrong_place(reply: Reply, turns: int) -> str | None:
     behind: Any = reply.behind
+    if not turns and (reply.done or reply.reward or reply.counts):
+        return "the Reply of begin is done, or has a reward or counts: the policy has had no turn"
     if reply.done:
         return None
     if isinstance(behind, str) and behind in ("newest", "nothing"):
@@ -153,6 +158,9 @@ def failure_of(error: BaseException) -> EpisodeFailure:
 
 class Course(Protocol):
     """One sample's way through the environment: its state between turns.
+
+    A course may have a method `begin`, of the kind of `step` but without a text: its reply is what
+    the policy reads before its first turn, in place of the row's messages, or behind them.
 
     A course may have a method `close`: called where an environment that waits has to end an episode
     before a reply did, for a limit of turns or tokens, or a failure.

@@ -27,11 +27,11 @@ _STUCK = 30  # of them in a row that are missing: a step blocks the loop
 _CLOSING = 10.0  # seconds that closing may take
 
 
-def at_once_replied(step: Callable[[str], Any], text: str) -> Timed:
+def at_once_replied(step: Callable[[], Any]) -> Timed:
     """The reply of a step that waits for nothing, computed here and now."""
     began = time.perf_counter()
     try:
-        reply = step(text)
+        reply = step()
         if inspect.iscoroutine(reply):
             reply = _driven(reply)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause

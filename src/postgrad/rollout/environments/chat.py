@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.media import image_store
 from postgrad.core.process import Handle, done
-from postgrad.core.records import Behind, EpisodeFailure, PlacedImage, Prompt
+from postgrad.core.records import Behind, EpisodeFailure, Prompt
 from postgrad.data.chat_format import Message, parts_of
 from postgrad.data.images import content_of
 from postgrad.rollout.engine import Completion
@@ -78,10 +78,14 @@ class Dialogue:
         """A new episode around a new course of the environment."""
         course = _course("start", lambda: self.chat.start(prompt, sample))
         self.require_directory()
-        return _Episode(self, course or _NOTHING, len(prompt.images))
+        return _Episode(self, course or _NOTHING, prompt)
 
     def resume(
-        self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
+        self,
+        prompt: Prompt,
+        sample: int,
+        opening: Observation | None,
+        recorded: Sequence[tuple[Completion, Observation]],
     ) -> "_Episode | None":
         """Environment.resume, where the chat environment can."""
         turns = [self.text(turn) for turn, _ in recorded]
@@ -89,7 +93,9 @@ class Dialogue:
         self.require_directory()
         if course is None:
             return None
-        episode = _Episode(self, course, len(prompt.images))
+        episode = _Episode(self, course, prompt)
+        if opening is not None:
+            episode.recall(None, opening)
         for turn, observation in recorded:
             episode.recall(turn, observation)
         return episode
@@ -175,19 +181,25 @@ class _PolicyTurn:
 
 
 class _Episode:
-    def __init__(self, dialogue: Dialogue, course: Course, images: int) -> None:
-        """images: of the prompt."""
+    def __init__(self, dialogue: Dialogue, course: Course, prompt: Prompt) -> None:
         self._dialogue = dialogue
         self._course = course
+        self._prompt = prompt
         self._turns: list[_PolicyTurn] = []  # of the policy
-        self._begins = True  # whether the policy's next turn is the first of a conversation
-        self._images = images  # of the newest conversation
+        self._anew = True  # whether the policy's next turn is the first of a conversation
+        self._images = len(prompt.images)  # of the newest conversation
         self._shown = 0  # images of all replies
         self._seconds = 0.0  # that replies have taken
 
-    def recall(self, response: Completion, observation: Observation) -> None:
-        """Adds a turn and its reply as recorded."""
-        self._add(response)
+    @property
+    def begins(self) -> bool:
+        """Whether the course has something to say before the policy's first turn."""
+        return callable(getattr(self._course, "begin", None))
+
+    def recall(self, response: Completion | None, observation: Observation) -> None:
+        """Adds a turn and its reply as recorded; None: what stands before the first turn."""
+        if response is not None:
+            self._add(response)
         self._say(observation.behind, len(observation.images))
 
     def _add(self, response: Completion) -> None:
@@ -197,14 +209,21 @@ class _Episode:
 
     def _say(self, behind: Behind, images: int) -> None:
         """Takes note of a reply. images: of its own."""
-        self._begins = behind != "newest"
+        self._anew = behind != "newest" or not self._turns
         self._images = self._images_behind(behind) + images
         self._shown += images
 
     def _images_behind(self, behind: Behind) -> int:
         if behind == "nothing":
             return 0
+        if not self._turns:
+            return self._images
         return self._turns[-1 if behind == "newest" else behind].images
+
+    def begin(self) -> Step:
+        """Begins what the policy reads before its first turn."""
+        begin: Any = getattr(self._course, "begin", None)
+        return Step(self._replied(begin), self._opened)
 
     def step(self, response: Completion) -> Step:
         """Begins the environment's reply, which becomes tokens where its result is asked for."""
@@ -213,20 +232,19 @@ class _Episode:
             self.close()
             return at_once(Observation(_TOKENS, done=True, counts=self._counts()))
         text = self._dialogue.text(response)
-        replied = self._replied(text)
-        return Step(replied, self._observed)
+        return Step(self._replied(lambda: self._course.step(text)), self._observed)
 
-    def _replied(self, text: str) -> Handle[Timed]:
-        dialogue, step = self._dialogue, self._course.step
+    def _replied(self, step: Callable[[], Any]) -> Handle[Timed]:
+        dialogue = self._dialogue
         if not dialogue.chat.waits:
-            return done(at_once_replied(step, text))
+            return done(at_once_replied(step))
         settings = dialogue.settings
         seconds, limit = settings.step_seconds, "environment.step_seconds"
         if settings.episode_seconds is not None:
             left = max(0.0, settings.episode_seconds - self._seconds)
             if left < seconds:
                 seconds, limit = left, "environment.episode_seconds"
-        return dialogue.beside.begin(lambda: step(text), seconds, limit)
+        return dialogue.beside.begin(step, seconds, limit)
 
     def close(self) -> None:
         """Calls the course's `close`, if it has one, where the environment waits."""
@@ -234,14 +252,32 @@ class _Episode:
         if close is not None and self._dialogue.chat.waits:
             self._dialogue.beside.later(close, self._dialogue.close_failed)
 
-    def _observed(self, timed: Timed) -> Observation:
-        """The environment's reply as tokens."""
+    def _reply(self, timed: Timed) -> Reply | EpisodeFailure:
+        """The environment's reply, if it can be read."""
         self._dialogue.require_directory()
         reply, seconds = timed
         self._seconds += seconds
-        turns = len(self._turns)
-        if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply, turns)):
-            reply = EpisodeFailure("error", wrong)
+        if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply, len(self._turns))):
+            return EpisodeFailure("error", wrong)
+        return reply
+
+    def _opened(self, timed: Timed) -> Observation:
+        """What the course begins with, as tokens."""
+        reply = self._reply(timed)
+        if isinstance(reply, EpisodeFailure):
+            return self._failed(reply)
+        if reply.behind == "nothing":
+            return self._seen(reply, "nothing")
+        if not reply.messages:
+            return Observation(_TOKENS, done=False)
+        if not self._prompt.messages:
+            why = "begin returned messages behind those of the row, whose prompt is text alone"
+            return self._failed(EpisodeFailure("error", f'{why}: behind = "nothing" begins anew'))
+        return self._seen(reply, "nothing", before=self._prompt.messages)
+
+    def _observed(self, timed: Timed) -> Observation:
+        """The environment's reply as tokens."""
+        reply, turns = self._reply(timed), len(self._turns)
         if isinstance(reply, EpisodeFailure):
             return self._failed(reply)
         last = not reply.done and turns == self._dialogue.settings.max_turns
@@ -253,26 +289,26 @@ class _Episode:
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reward, counts=counts)
         behind: Behind = reply.behind if isinstance(reply.behind, str) else int(reply.behind)
-        behind = "newest" if behind == turns - 1 else behind
+        seen = self._seen(reply, "newest" if behind == turns - 1 else behind)
+        return seen if seen.done else replace(seen, reward=reward, counts=counts)
+
+    def _seen(
+        self, reply: Reply, behind: Behind, before: Sequence[Mapping[str, Any]] = ()
+    ) -> Observation:
+        """The messages of a reply as tokens. before: those of the row, behind which they stand."""
+        template = self._dialogue.template
+        room = self._dialogue.settings.max_images - self._shown
         try:
-            seen, images = self._tokens(reply.messages, behind)
+            messages = [*map(dict, before), *with_images(reply.messages, template.reader, room)]
+            if behind == "nothing":
+                tokens, images = template.opening(messages)
+            else:
+                turn = self._turns[-1 if behind == "newest" else behind]
+                tokens, images = template.seen(messages, closed=turn.closed, before=turn.images)
         except (ValueError, UsageError) as error:  # a later reply may hold what no example did
             return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
         self._say(behind, len(images))
-        more = {"counts": counts, "images": images, "behind": behind}
-        return Observation(seen, done=False, reward=reward, **more)
-
-    def _tokens(
-        self, messages: Sequence[Message], behind: Behind
-    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
-        """What the policy reads of a reply, and the images among it."""
-        template = self._dialogue.template
-        room = self._dialogue.settings.max_images - self._shown
-        messages = with_images(messages, template.reader, room)
-        if behind == "nothing":
-            return template.opening(messages)
-        turn = self._turns[-1 if behind == "newest" else behind]
-        return template.seen(messages, closed=turn.closed, before=turn.images)
+        return Observation(tokens, done=False, images=images, behind=behind)
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
         self.close()
@@ -283,7 +319,7 @@ class _Episode:
         return {
             "turns": 1.0,
             "out_of_turns": float(last),
-            "conversations": float(self._begins),
+            "conversations": float(self._anew),
         }
 
 

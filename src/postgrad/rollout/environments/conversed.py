@@ -12,7 +12,7 @@ import asyncio
 import importlib.util
 import json
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -113,9 +113,6 @@ class Conversed(ChatEnvironment):
         calls = [call for call in every if isinstance(call, Call)]
         return text if every and not calls else text_beside(text, style), calls
 
-    def check(self, prompt: Prompt) -> str | None:
-        return None if prompt.messages else "an agent needs a prompt of chat messages"
-
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """With the server that is asked."""
@@ -178,20 +175,25 @@ class _Conversation:
         self._calls: dict[str, Call] = {}  # of what stands before that turn
         self._closed = False
 
+    async def begin(self) -> Reply:
+        """Starts the agent, and waits for its first request."""
+        self._agent = asyncio.create_task(self._rules.play(self, self._row))
+        reply = await self._next()
+        if reply is None:
+            raise StepFailed("error", "the agent has ended without asking the policy")
+        return reply
+
     async def step(self, text: str) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
-        if self._agent is None:
-            self._agent = asyncio.create_task(self._rules.play(self, self._row))
-            await self._next(self._require_prompt)
-        if self._open is None:
-            raise StepFailed("error", "the agent has ended without asking the policy")
+        assert self._agent is not None  # `begin` has ended
+        assert self._open is not None
         message, calls = self._message(text)
         messages = [*self._open.messages, plain_message(message)]
         self._turns.append(_AgentTurn(messages, {**self._calls, **calls}))
         if not self._open.answer.done():
             self._open.answer.set_result(message)
         self._open = None
-        reply = await self._next(self._reply)
+        reply = await self._next()
         if reply is None:
             reward, counts = self._agent.result()
             return Reply(done=True, reward=reward, counts=counts)
@@ -230,9 +232,9 @@ class _Conversation:
                 "state their schemas in environment.tools"
             )
 
-    async def _next(self, read: Callable[[_AgentRequest], Reply | None]) -> Reply | None:
-        """Opens the agent's next request. Returns what `read` makes of it; None where the agent has
-        ended.
+    async def _next(self) -> Reply | None:
+        """Opens the agent's next request. Returns what the policy reads of it; None where the agent
+        has ended.
         """
         assert self._agent is not None
         asking = asyncio.ensure_future(self._queue.get())
@@ -243,34 +245,27 @@ class _Conversation:
                 self.close()  # requests that nobody waits for
                 self._agent.result()  # raises what the agent raised
                 return None
-            return read(self._open)
+            return self._reply(self._open)
         except BaseException:
             self.close()
             raise
         finally:
             asking.cancel()
 
-    def _require_prompt(self, asked: _AgentRequest) -> None:
-        """The first request is what the policy has read already."""
-        if wrong := _difference(asked.messages, self._prompt):
-            raise StepFailed(
-                "error", f"the agent's first request is not the row's messages: {wrong}"
-            )
-        if len(asked.messages) > len(self._prompt):
-            raise StepFailed("error", "the agent's first request is not the row's messages alone")
-
     def _reply(self, asked: _AgentRequest) -> Reply:
         """The messages of a request that the policy has not read, and what they stand behind."""
         messages, sent = asked.messages, asked.sent
         if not messages or messages[-1]["role"] == "assistant":
             raise StepFailed("error", "the agent's request has no message behind the policy's")
+        if not self._turns and messages == self._prompt:
+            return Reply()
         newest = len(self._turns) - 1
         turn = max(
             (n for n, turn in enumerate(self._turns) if _goes_on(messages, turn.messages)),
             key=lambda n: (len(self._turns[n].messages), n),
             default=None,
         )
-        if turn != newest and not self._rules.branches:
+        if self._turns and turn != newest and not self._rules.branches:
             read = self._turns[newest].messages
             wrong = _difference(messages, read) or "it answers for the policy"
             raise StepFailed(

@@ -35,7 +35,8 @@ class OpenEnv(ChatEnvironment):
     `malformed_reward`: of a turn that is no action.
 
     A row may have the columns `reset`, the arguments of the server's reset, and `observation`, what
-    the policy read of it in the prompt (`rows` writes both): another one is a failure.
+    its messages say of it (`rows` writes both): another one is a failure. Without `observation` the
+    policy reads what the reset shows behind the row's messages.
     """
 
     deterministic: ClassVar[bool] = False
@@ -144,12 +145,17 @@ class _Play:
         self._row = row
         self._session = ""
 
+    async def begin(self) -> Reply:
+        """Resets the server, and says what it shows where the row does not."""
+        self._session = self._rules.server.session()
+        shown = await self._reset()
+        if "observation" in self._row:
+            return Reply()
+        return Reply(({"role": "user", "content": shown},))
+
     async def step(self, text: str) -> Reply:
-        """Sends a turn of the policy as an action; the first one after a reset."""
+        """Sends a turn of the policy as an action."""
         rules, server = self._rules, self._rules.server
-        if not self._session:
-            self._session = server.session()
-            await self._reset()
         action = rules.action_of(text, rules.schema)
         if action is None:
             return self._malformed("no JSON object")
@@ -170,7 +176,7 @@ class _Play:
             self._rules.server.forget(self._session)
             self._session = ""
 
-    async def _reset(self) -> None:
+    async def _reset(self) -> str:
         arguments = self._row.get("reset", {})
         try:
             answer = await self._rules.server.ask("reset", self._session, arguments)
@@ -192,6 +198,7 @@ class _Play:
                 f"the reset gives the observation {text[:200]!r}, and the row's prompt has "
                 f"{str(self._row['observation'])[:200]!r}: give the server's reset a seed",
             )
+        return text
 
     def _malformed(self, why: str) -> Reply:
         counts = {"actions": 1.0, "malformed_actions": 1.0}

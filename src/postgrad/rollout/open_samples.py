@@ -1,0 +1,244 @@
+"""Samples in progress: each goes through an episode, turn after turn."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import EpisodeFailure, FinishReason, Prompt, Rollout
+from postgrad.layout.tree import MIN_CONTINUED
+from postgrad.rollout.engine import Completion, Request, Written, joined
+from postgrad.rollout.environment import SINGLE_TURN, Environments, Episode, Observation, Step
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.transcript import NextRead, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How each prompt is sampled."""
+
+    samples: int  # of each prompt
+    sampling: SamplingSettings
+    seed: int  # of the run
+    environments: Environments = field(default_factory=Environments)
+    # Tokens of prompt and all turns together, where what conversations begin with alike counts once
+    max_len: int | None = None  # None: no bound
+    min_shared: int = MIN_CONTINUED  # the least tokens that count once (models.attention)
+    greedy: bool = False  # sample 0 of each prompt is drawn at temperature 0
+
+    def turn_sampling(self, prompt: Prompt, turn: int, sample: int) -> SamplingSettings:
+        """How turn number `turn` of a sample is drawn: with the environment's limit, if any."""
+        changes: dict[str, float] = {}
+        if limits := self.environments.of(prompt).turn_tokens:
+            most = min(limits[min(turn, len(limits) - 1)], self.sampling.max_new_tokens)
+            changes["max_new_tokens"] = most
+        if self.greedy and sample == 0:
+            changes["temperature"] = 0.0
+        return self.sampling.model_copy(update=changes) if changes else self.sampling
+
+
+class OpenGroup:
+    """A prompt whose samples are in progress."""
+
+    def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
+        self.prompt = prompt
+        self.deterministic = drawing.environments.of(prompt).deterministic
+        self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
+        self.left = drawing.samples  # samples that have not ended
+        self.stepping = 0  # of these, those that wait for their environment
+
+    @property
+    def ended(self) -> bool:
+        """Whether all samples have ended."""
+        return not self.left
+
+    @property
+    def decoding(self) -> int:
+        """Samples that an engine has."""
+        return self.left - self.stepping
+
+    def requests(self) -> Iterator[Request]:
+        """What an engine has to do: a request for all samples that begin alike (two, where one of
+        them is greedy), then one for each that goes on. Samples whose environment is to `begin`
+        have none yet.
+        """
+        waiting = [sample.request for sample in self.samples if sample.request is not None]
+        fresh: dict[tuple[Any, ...], list[Request]] = {}  # by what is read, and how it is drawn
+        for request in waiting:
+            if not request.turn and request.written is None:
+                digests = [image.digest for image in request.images]
+                greedy = request.sampling.temperature == 0.0
+                fresh.setdefault((greedy, request.token_ids.tobytes(), *digests), []).append(
+                    request
+                )
+        for alike in fresh.values():
+            numbers = tuple(number for request in alike for number in request.sample_ids)
+            yield replace(alike[0], sample_ids=numbers)
+        yield from (request for request in waiting if request.turn or request.written is not None)
+
+
+class OpenSample:
+    """A sample in progress: its turns so far and its episode."""
+
+    def __init__(self, prompt: Prompt, number: int, drawing: Drawing) -> None:
+        self.prompt = prompt
+        self._number = number
+        self._drawing = drawing
+        self._environment = drawing.environments.of(prompt)
+        self._episode: Episode = self._environment.reset(prompt, number)
+        self._transcript = Transcript(prompt)
+        self.opening: Observation | None = None  # before the first turn, of one that `begins`
+        self.completions: list[Completion] = []  # the policy's turns
+        self.observations: list[Observation] = []  # what followed each of them
+        self._rewards: list[float] = []  # one a turn
+        self._counts: dict[str, float] = {}
+        self._finish: FinishReason = "stop"
+        self._failure: EpisodeFailure | None = None
+        # What an engine has to do next; None: the sample has ended, or its environment begins.
+        self.request = None if self.begins else self._behind_prompt()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the environment has to `begin`, before the policy's first turn."""
+        return self._episode.begins and self.opening is None
+
+    def begin(self) -> Step:
+        """Returns the environment's work before the first turn, which is under way; `observe` takes
+        what it gives.
+        """
+        return self._episode.begin()
+
+    def take(self, completion: Completion) -> Step:
+        """Adds the policy's newest turn. Returns the environment's work on it, which is under way;
+        `observe` takes what it gives.
+        """
+        self.request = None
+        self._add(completion)
+        return self._episode.step(completion)
+
+    def observe(self, observation: Observation) -> Request | None:
+        """Adds the environment's answer. Returns the request for the next turn; None at the end."""
+        after = self._after if self.completions else self._opened
+        self.request = after(observation)
+        return self.request
+
+    def go_on(self, turn: Written) -> None:
+        """Sets what was written of the turn under way."""
+        assert self.request is not None
+        self.request = self.request.cut_after(self._number, turn)
+
+    def recall(self, completion: Completion, observation: Observation) -> None:
+        """As `take` and `observe`, without the environment: both are as recorded."""
+        self._add(completion)
+        self.observe(observation)
+
+    def resume(self) -> bool:
+        """After `recall`: whether the environment can go on from there. It was not stepped."""
+        recorded = list(zip(self.completions, self.observations, strict=True))
+        episode = self._environment.resume(self.prompt, self._number, self.opening, recorded)
+        if episode is not None:
+            self._episode = episode
+        return episode is not None
+
+    @property
+    def written(self) -> Written | None:
+        """What was written of the turn under way, with the experts that are not known yet."""
+        if self.request is None or self.request.written is None:
+            return None
+        written = self.request.written
+        tokens = len(self.request.prefix)
+        return replace(written, experts=self._transcript.news(written.experts, tokens))
+
+    def _add(self, completion: Completion) -> None:
+        self.completions.append(self._transcript.write(completion))
+        self._finish = completion.finish_reason
+
+    def _behind_prompt(self) -> Request:
+        prompt, drawing = self.prompt, self._drawing
+        return Request(
+            prompt.ticket, (self._number,), prompt.token_ids,
+            drawing.turn_sampling(prompt, 0, self._number), 0, drawing.seed,
+            messages=prompt.messages, images=prompt.images,
+            may_go_on=self._environment is not SINGLE_TURN,
+        )  # fmt: skip
+
+    def _opened(self, observation: Observation) -> Request | None:
+        self.opening = observation
+        self._failure = observation.failure
+        if observation.done:
+            return None
+        if observation.behind == "newest":
+            return self._behind_prompt()
+        request = self._next(observation)
+        if request is None:
+            message = (
+                f"it begins with {len(observation.token_ids)} tokens, behind which data.max_len = "
+                f"{self._drawing.max_len} has no room for a turn"
+            )
+            self._failure = EpisodeFailure("error", message)
+        return request
+
+    def _after(self, observation: Observation) -> Request | None:
+        self.observations.append(observation)
+        self._failure = observation.failure
+        self._rewards.append(observation.reward)
+        for name, count in observation.counts.items():
+            self._counts[name] = self._counts.get(name, 0.0) + count
+        return None if observation.done else self._next(observation)
+
+    def _next(self, observation: Observation) -> Request | None:
+        """What the policy reads of an observation; None where no turn has room behind it."""
+        seen = np.asarray(observation.token_ids, np.int32)
+        read = self._transcript.behind(observation.behind, seen, observation.images)
+        turn = len(self.completions)
+        sampling = self._sampling_after(turn, read)
+        if sampling is None:
+            self._finish = "length"
+            self._episode.close()
+            return None
+        self._transcript.read(read)
+        self._rewards.append(0.0)
+        place, seed = (self.prompt.ticket, (self._number,)), self._drawing.seed
+        return Request(
+            *place, read.token_ids, sampling, turn, seed, images=read.images, may_go_on=True
+        )
+
+    def _sampling_after(self, turn: int, read: NextRead) -> SamplingSettings | None:
+        sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)
+        if self._drawing.max_len is None:
+            return sampling
+        tokens = self._transcript.tokens_with(read, self._drawing.min_shared)
+        room = self._drawing.max_len - tokens
+        if room < 1:
+            return None
+        return sampling.model_copy(update={"max_new_tokens": min(room, sampling.max_new_tokens)})
+
+    def rollout(self, tokenizer: Any) -> Rollout:
+        """The record of the ended sample. Where any turn has a reward, the column turn_rewards has
+        it at the turn's last token, 0 elsewhere.
+        """
+        prompt_experts, turns = self._transcript.with_experts()
+        tokens = Ragged.of((turn.token_ids for turn in turns), np.int32).values
+        columns: dict[str, Any] = {}
+        if any(self._rewards):
+            ends = np.cumsum([len(turn.token_ids) for turn in turns]) - 1
+            turn_rewards = np.zeros(len(tokens), np.float32)
+            turn_rewards[ends] = self._rewards
+            columns["turn_rewards"] = turn_rewards
+        first = self.completions[0].text if self.completions else ""
+        several = len(turns) > 1
+        return Rollout(
+            ticket=self.prompt.ticket,
+            sample=self._number,
+            turns=turns,
+            finish_reason=self._finish,
+            versions=joined((), [span for turn in self.completions for span in turn.versions]),
+            text=tokenizer.decode(tokens.tolist(), skip_special_tokens=True) if several else first,
+            columns=columns,
+            answer=self.completions[-1].text if several else None,
+            counts=self._counts,
+            failure=self._failure,
+            prompt_experts=prompt_experts,
+        )
