@@ -209,6 +209,9 @@ def test_prompts_have_the_tools_and_the_calls_so_far(
     text = tokenizer.decode(prompt.token_ids.tolist())
     assert text.count("weather") == 2
     assert text.endswith("</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    silent = make_tokenizer(QWEN.replace("tool_calls", "calls"), *WITH_TOOLS["qwen"][1:])
+    with pytest.raises(UsageError, match=r"drops a call of message 1: .*weather"):
+        load_prompts(data, silent, max_prompt_tokens=1000)  # its list of tools has the name
     without = data.model_copy(update={"tools": ""})
     (prompt,) = load_prompts(without, tokenizer, max_prompt_tokens=1000).all()
     assert "# Tools" not in tokenizer.decode(prompt.token_ids.tolist())

@@ -152,6 +152,22 @@ def uses_tools(base_url, api_key, model, row):
     return float(ask(base_url, api_key, messages)["message"]["content"])
 
 
+def brings_a_tool(base_url, api_key, model, row):
+    """Says itself which tool there is, runs it, and then asks without tools for a summary."""
+    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    function = {"name": "next", "description": "The next number.", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    messages = list(row["messages"])
+    messages.append(ask(base_url, api_key, messages, tools=tools)["message"])
+    (call,) = messages[-1]["tool_calls"]
+    number = json.loads(call["function"]["arguments"])["n"] + 1
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(number)})
+    messages.append(ask(base_url, api_key, messages, tools=tools)["message"])
+    messages.append({"role": "user", "content": "in short?"})
+    assert "tool_calls" not in ask(base_url, api_key, messages)["message"]
+    return 7.0
+
+
 def answers_another_call(base_url, api_key, model, row):
     """Names a call that the policy has not made."""
     messages = list(row["messages"])

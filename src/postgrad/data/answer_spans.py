@@ -80,14 +80,17 @@ def answer_texts(
 
 def dropped_from(messages: Sequence[Message], text: str) -> str | None:
     """What of tools and their results is missing in the text of a conversation, or None."""
+    place = 0  # behind the newest message: schemas of tools, which name them too, stand before it
     for i, message in enumerate(messages):
         content = message["content"].strip()
         pieces = [piece.strip() for piece in content.split(MARK)]
         if message["role"] == "tool" and not all(_has(text, piece) for piece in pieces if piece):
             return f"the chat template drops the tool's result in message {i}: {content[:60]!r}"
         for call in message.get("tool_calls", ()):
-            if call["function"]["name"] not in text:
+            if text.find(call["function"]["name"], place) < 0:
                 return _dropped_call(call, i)
+        if message["role"] != "system" and (begin := text.find(content, place)) >= 0:
+            place = begin + len(content)  # a system's message may stand anywhere
     return None
 
 

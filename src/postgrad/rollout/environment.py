@@ -33,6 +33,8 @@ class Observation:
     failure: EpisodeFailure | None = None  # then the episode ends, and its sample has no reward
     images: tuple[PlacedImage, ...] = ()  # among token_ids, in order
     behind: Behind = "newest"  # what token_ids stand behind: another turn of the policy, or nothing
+    # Of a conversation that begins here: schemas that it shows, if it has others than the rest.
+    tools: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,7 @@ def _recorded(observation: Observation) -> dict[str, Any]:
         "failure": None if failure is None else [failure.cause, failure.message],
         **images_to_json(observation.images),
         **({} if observation.behind == "newest" else {"behind": observation.behind}),
+        **({} if observation.tools is None else {"tools": list(observation.tools)}),
     }
 
 
@@ -271,6 +272,7 @@ def _replies(arrays: PendingArrays) -> list[Observation]:
                 None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
                 images_from_json(reply, len(reply["token_ids"])),
                 _behind(reply.get("behind", "newest")),
+                _tools(reply.get("tools")),
             )
             for reply in parse_json(arrays[REPLIES].tobytes())
         ]
@@ -282,6 +284,14 @@ def _behind(value: Any) -> Behind:
     if value in ("newest", "nothing") or type(value) is int:
         return value
     raise ValueError(f"it stands behind {value!r}")
+
+
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and all(isinstance(tool, dict) for tool in value):
+        return tuple(value)
+    raise ValueError(f"its tools are {value!r}")
 
 
 def _require_place(arrays: PendingArrays, groups: Mapping[int, OpenGroup]) -> None:

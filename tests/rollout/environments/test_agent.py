@@ -110,7 +110,7 @@ def test_an_agent_that_is_a_plain_function_has_a_process_of_its_own():
 NEXT = '{"n": 6}'
 FAMILIES = {  # template, a call of `next`, the answer 7
     "hermes": (
-        (HERMES,),
+        WITH_TOOLS["qwen"],
         f'So.<tool_call>{{"name": "next", "arguments": {NEXT}}}</tool_call>',
         "7",
     ),
@@ -157,6 +157,53 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
     played.close()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_of_a_request_are_shown_where_the_recipe_states_none(family):
+    shown, call, answer = FAMILIES[family]
+    tokenizer = chat_tokenizer(*shown)
+    played = world("brings_a_tool", tokenizer)
+    assert played.chat.variables() == {}
+    episode = played.reset(PROMPT, 0)
+    first = episode.begin().result()
+    assert (first.failure, first.behind, first.tools) == (None, "nothing", (SCHEMA,))
+    wanted = tokenizer.apply_chat_template(
+        [*MESSAGES], tools=[SCHEMA], tokenize=False, add_generation_prompt=True
+    )
+    assert told(first, tokenizer) == wanted
+    end = "<|call|>" if family == "gpt_oss" else ""
+    seen = episode.step(turn(call, 0, tokenizer, end=end)).result()
+    assert (seen.failure, seen.behind, seen.tools) == (None, "newest", None)
+    assert "7" in told(seen, tokenizer)
+    seen = episode.step(turn(answer, 1, tokenizer)).result()
+    assert (seen.failure, seen.behind) == (None, "nothing")
+    assert seen.tools == ()  # the request has none
+    assert "The next number." not in told(seen, tokenizer)
+    text = "<tool_call>so</tool_call>"  # no mark where no tools are
+    seen = episode.step(turn(text, 2, tokenizer)).result()
+    assert (seen.failure, seen.done, seen.reward) == (None, True, 7.0)
+    played.close()
+
+
+def test_tools_of_a_request_are_among_those_that_the_recipe_states():
+    played = world("brings_tools", chat_tokenizer(HERMES), tools=[SCHEMA])
+    seen = played.reset(PROMPT, 0).begin().result()
+    assert seen.failure is not None
+    assert "does not see: look; state their schemas in environment.tools" in seen.failure.message
+    played.close()
+
+
+def test_without_branches_a_request_with_other_tools_is_a_failure_of_its_sample():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("brings_a_tool", tokenizer, branches=False)
+    episode = played.reset(PROMPT, 0)
+    assert episode.begin().result().failure is None
+    episode.step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
+    seen = episode.step(turn("7", 1, tokenizer)).result()
+    assert seen.failure is not None
+    assert "its tools are none, and were next" in seen.failure.message
+    played.close()
+
+
 def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sample():
     tokenizer = chat_tokenizer(HERMES)
     played = world("answers_another_call", tokenizer, tools=[SCHEMA])
@@ -185,7 +232,10 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("leaves", r"SystemExit: bye \(agents.py:"),
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
-        ("brings_tools", "does not see: look; state their schemas in environment.tools"),
+        (
+            "brings_tools",
+            "the policy can see none: .*teaches no format of tool calls",
+        ),
         ("misspells", r"^helpers.agents:misspells: KeyError: 'anwser' \(agents.py:\d+\)$"),
         ("groups", r"KeyError: 'part 0' \(agents.py:\d+\), and 1 more"),
     ],

@@ -57,6 +57,9 @@ class _Party:
             "none": None,
             "number": Reply((RED,), behind=0),
             "empty": Reply(behind="nothing"),
+            "tools": Reply((RED,), behind="nothing", tools=({"name": "look"},)),
+            "no tools": Reply((RED,), behind="nothing", tools="look"),
+            "late tools": Reply((RED,), tools=()),
         }[self.kind]
 
     def step(self, text):
@@ -125,6 +128,8 @@ def test_the_policy_reads_what_the_environment_begins_with(kind, messages, envir
         ("none", "begin returned a NoneType in place of a Reply"),
         ("number", "the number of one of the policy's 0 turns"),
         ("empty", "a Reply behind nothing has no messages"),
+        ("no tools", "the tools of a Reply are 'look', which is no list of schemas"),
+        ("late tools", "has tools and does not begin a conversation"),
     ],
 )
 def test_a_begin_that_is_none_is_a_failure_of_its_sample(kind, why):

@@ -20,7 +20,6 @@ from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environments import chat
 from postgrad.rollout.environments import template as templates
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.template import Template
@@ -176,7 +175,7 @@ def test_what_cannot_be_shown_is_a_failure_of_its_sample(content, why, monkeypat
 
 def test_a_large_file_is_a_failure_before_it_is_decoded(monkeypatch, models):
     tokenizer, reader = reads(models)
-    monkeypatch.setattr(chat, "IMAGE_LIMITS", (100, 100))
+    monkeypatch.setattr(templates, "IMAGE_LIMITS", (100, 100))
     message = {"role": "user", "content": parts(picture(0, 16, 16))}
     seen = replied(monkeypatch, tokenizer, reader, message).step(turn(tokenizer, "a")).result()
     assert "bytes, and at most 100 are read" in seen.failure.message

@@ -138,7 +138,12 @@ def test_the_policy_calls_the_tools_of_a_task(python):
     # The task's own metric "turns" (3 of them) does not mix with the turns that the run counts.
     assert (end.counts["turns"], end.counts["task_turns"]) == (1.0, 3.0)
     played.close()
-    unlike = world(python, settings=settings)
+    unstated = world(python, settings=settings)  # its requests have the tools
+    first = unstated.reset(prompt(4), 0).begin().result()
+    assert (first.failure, first.tools) == (None, (SCHEMA,))
+    assert "arithmetic_double" in TOKENIZER.decode(first.token_ids)
+    unstated.close()
+    unlike = world(python, settings=settings, tools=[{**SCHEMA, "more": 1}])
     failure = unlike.reset(prompt(4), 0).begin().result().failure
     assert failure is not None
     assert f"say tools = {json.dumps([SCHEMA])}" in failure.message

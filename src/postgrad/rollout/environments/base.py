@@ -52,6 +52,9 @@ class Reply:
     # messages are a conversation of their own, as a prompt is. Before its first turn "newest" means
     # the row's messages.
     behind: Behind = "newest"
+    # Of a conversation that begins here ("nothing"): JSON schemas that the chat template shows in
+    # it. None: those of the environment.
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 def wrong_with(reply: Any, turns: int) -> str | None:
@@ -83,6 +86,8 @@ def wrong_with(reply: Any, turns: int) -> str | None:
         return f"the messages of a Reply are a {type(reply.messages).__name__}, which is no tuple"
     if (wrong := _wrong_place(reply, turns)) is not None:
         return wrong
+    if reply.tools is not None and (wrong := _wrong_tools(reply)) is not None:
+        return wrong
     return next((wrong for m in reply.messages if (wrong := _wrong_message(m)) is not None), None)
 
 
@@ -102,6 +107,17 @@ def _wrong_place(reply: Reply, turns: int) -> str | None:
         f"a Reply stands behind {behind!r}: it may be 'newest', 'nothing', or the number of one of "
         f"the policy's {turns} turns, from 0 on"
     )
+
+
+def _wrong_tools(reply: Reply) -> str | None:
+    tools: Any = reply.tools
+    if not isinstance(tools, tuple | list) or not all(isinstance(tool, dict) for tool in tools):
+        return f"the tools of a Reply are {repr(tools)[:100]}, which is no list of schemas"
+    if not _is_json(tools):
+        return f"the tools of a Reply are {repr(tools)[:100]}, which is no JSON"
+    if reply.done or reply.behind != "nothing":
+        return "a Reply has tools and does not begin a conversation with behind = 'nothing'"
+    return None
 
 
 def _wrong_message(message: Any) -> str | None:

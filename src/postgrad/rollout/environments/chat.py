@@ -12,11 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.media import image_store
 from postgrad.core.process import Handle, done
 from postgrad.core.records import Behind, EpisodeFailure, Prompt
-from postgrad.data.chat_format import Message, parts_of
-from postgrad.data.images import content_of
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
@@ -29,7 +26,7 @@ from postgrad.rollout.environments.base import (
     wrong_with,
 )
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
-from postgrad.rollout.environments.template import Template
+from postgrad.rollout.environments.template import Template, with_images
 from postgrad.rollout.settings import EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -41,7 +38,6 @@ NOT_EXACT = (
 )
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
 LOOKS, BETWEEN_LOOKS = 50, 0.1  # at a working directory that has changed, and seconds
-IMAGE_LIMITS = 2**23, 2**24  # bytes and pixels of an image in a reply, which comes from anywhere
 
 
 class Dialogue:
@@ -100,9 +96,9 @@ class Dialogue:
             episode.recall(turn, observation)
         return episode
 
-    def text(self, response: Completion) -> str:
-        """A turn of the policy as the environment reads it."""
-        if self.chat.special_tokens:
+    def text(self, response: Completion, course: object = None) -> str:
+        """A turn of the policy as the environment reads it, or one of its courses."""
+        if getattr(course, "special_tokens", self.chat.special_tokens):
             return self.template.text(response.token_ids)
         return response.text
 
@@ -178,6 +174,7 @@ class _PolicyTurn:
 
     closed: bool  # whether it has its end token
     images: int  # of its conversation so far
+    template: Template  # with the tools of its conversation
 
 
 class _Episode:
@@ -188,6 +185,7 @@ class _Episode:
         self._turns: list[_PolicyTurn] = []  # of the policy
         self._anew = True  # whether the policy's next turn is the first of a conversation
         self._images = len(prompt.images)  # of the newest conversation
+        self._template = dialogue.template  # of the newest conversation
         self._shown = 0  # images of all replies
         self._seconds = 0.0  # that replies have taken
 
@@ -200,25 +198,26 @@ class _Episode:
         """Adds a turn and its reply as recorded; None: what stands before the first turn."""
         if response is not None:
             self._add(response)
-        self._say(observation.behind, len(observation.images))
+        self._say(observation)
 
     def _add(self, response: Completion) -> None:
-        self._turns.append(
-            _PolicyTurn(self._dialogue.template.closed(response.token_ids), self._images)
-        )
+        closed = self._template.closed(response.token_ids)
+        self._turns.append(_PolicyTurn(closed, self._images, self._template))
 
-    def _say(self, behind: Behind, images: int) -> None:
-        """Takes note of a reply. images: of its own."""
+    def _say(self, observation: Observation) -> None:
+        """Takes note of what the policy reads next."""
+        behind, images = observation.behind, len(observation.images)
         self._anew = behind != "newest" or not self._turns
-        self._images = self._images_behind(behind) + images
         self._shown += images
-
-    def _images_behind(self, behind: Behind) -> int:
         if behind == "nothing":
-            return 0
-        if not self._turns:
-            return self._images
-        return self._turns[-1 if behind == "newest" else behind].images
+            self._images, self._template = images, self._opening_template(observation.tools)
+        elif self._turns:
+            turn = self._turns[-1 if behind == "newest" else behind]
+            self._images, self._template = turn.images + images, turn.template
+
+    def _opening_template(self, tools: Sequence[Mapping[str, Any]] | None) -> Template:
+        template = self._dialogue.template
+        return template if tools is None else template.showing(tools)
 
     def begin(self) -> Step:
         """Begins what the policy reads before its first turn."""
@@ -231,7 +230,7 @@ class _Episode:
         if response.finish_reason != "stop":
             self.close()
             return at_once(Observation(_TOKENS, done=True, counts=self._counts()))
-        text = self._dialogue.text(response)
+        text = self._dialogue.text(response, self._course)
         return Step(self._replied(lambda: self._course.step(text)), self._observed)
 
     def _replied(self, step: Callable[[], Any]) -> Handle[Timed]:
@@ -296,19 +295,22 @@ class _Episode:
         self, reply: Reply, behind: Behind, before: Sequence[Mapping[str, Any]] = ()
     ) -> Observation:
         """The messages of a reply as tokens. before: those of the row, behind which they stand."""
-        template = self._dialogue.template
+        reader = self._dialogue.template.reader
         room = self._dialogue.settings.max_images - self._shown
         try:
-            messages = [*map(dict, before), *with_images(reply.messages, template.reader, room)]
+            messages = [*map(dict, before), *with_images(reply.messages, reader, room)]
             if behind == "nothing":
-                tokens, images = template.opening(messages)
+                tokens, images = self._opening_template(reply.tools).opening(messages)
             else:
                 turn = self._turns[-1 if behind == "newest" else behind]
-                tokens, images = template.seen(messages, closed=turn.closed, before=turn.images)
+                about = {"closed": turn.closed, "before": turn.images}
+                tokens, images = turn.template.seen(messages, **about)
         except (ValueError, UsageError) as error:  # a later reply may hold what no example did
             return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
-        self._say(behind, len(images))
-        return Observation(tokens, done=False, images=images, behind=behind)
+        tools = None if reply.tools is None else tuple(reply.tools)
+        seen = Observation(tokens, done=False, images=images, behind=behind, tools=tools)
+        self._say(seen)
+        return seen
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
         self.close()
@@ -321,45 +323,6 @@ class _Episode:
             "out_of_turns": float(last),
             "conversations": float(self._anew),
         }
-
-
-def with_images(
-    messages: Sequence[Message], reader: "ImageReader | None", room: int
-) -> list[Message]:
-    """Messages of a reply with texts as contents, their images checked, kept, and named by hash.
-    They come from anywhere: a file that is large or broken, one that the model cannot read, more
-    than `room` of them, and a text that has the model's mark of an image are a ValueError.
-    """
-    read: list[Message] = []
-    for number, message in enumerate(messages):
-        content, sources = message["content"], list[Any]()
-        if not isinstance(content, str):
-            content, sources = parts_of(content, number)
-        if reader is not None:
-            for mark in {reader.placeholder, reader.token}:
-                if mark in content:
-                    raise ValueError(f"message {number} has {mark!r}, which stands for an image")
-        elif sources:
-            raise ValueError(f"message {number} has an image, and the policy reads text alone")
-        room -= len(sources)
-        if room < 0:
-            raise ValueError("its episode has more images than environment.max_images")
-        read.append({**message, "content": content})
-        if reader is not None and sources:
-            read[-1]["images"] = tuple(_kept(source, reader) for source in sources)
-    return read
-
-
-def _kept(source: Any, reader: "ImageReader") -> str:
-    """The hash of an image, which is in the run's store from now on."""
-    digest = image_store().add(content_of(source, None), IMAGE_LIMITS)
-    try:
-        reader.text(digest)
-    except RunError:
-        raise
-    except Exception as error:  # of any type: a picture that the image processor does not expect
-        raise ValueError(str(error)) from error
-    return digest
 
 
 def dialogue(

@@ -33,7 +33,6 @@ from postgrad.rollout.environments.base import (
 from postgrad.rollout.environments.desk import ENDED, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
-    format_of,
     ids_of,
     result_example,
     result_message,
@@ -43,15 +42,17 @@ from postgrad.rollout.environments.tool_calls import (
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
+ShownTools = tuple[Mapping[str, Any], ...]  # JSON schemas of a conversation
 
 
 class Conversed(ChatEnvironment):
     """Something that asks the policy, and says the sample's reward in the end.
 
-    `tools`: JSON schemas that the chat template shows to the policy, whose calls are given as
-    `tool_calls`. `env`: names of the environment variables that its processes get. `rewards`: false
-    leaves the rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are
-    more than one conversation.
+    `tools`: JSON schemas that the chat template shows to the policy in prompts and conversations;
+    left out, each conversation shows those of its requests. Calls are given as `tool_calls`.
+    `env`: names of the environment variables that its processes get. `rewards`: false leaves the
+    rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are more than
+    one conversation.
     """
 
     deterministic: ClassVar[bool] = False
@@ -64,17 +65,13 @@ class Conversed(ChatEnvironment):
     branches: bool = True
 
     _desk: Desk | None = PrivateAttr(default=None)
+    _untaught: str = PrivateAttr(default="")  # why no request may have tools, where none may
 
     @abstractmethod
     async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
         """Plays one sample, by requests with this key to this address. Returns its reward, if it
         has one, and what is counted.
         """
-
-    @property
-    def special_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Marks of tool calls may be special tokens, and those of gpt-oss's channels are."""
-        return bool(self.tools) or self.tool_format == "harmony"
 
     @property
     def gives_rewards(self) -> bool:
@@ -92,22 +89,46 @@ class Conversed(ChatEnvironment):
                 )
         if self.tool_format != "auto":
             return self
-        if self.tools:
+        try:
             return self.model_copy(update={"tool_format": taught_format(template)})
-        if format_of(template) == "harmony":  # an answer has channels too
-            return self.model_copy(update={"tool_format": "harmony"})
+        except UsageError as error:
+            if self.tools:
+                raise
+            self._untaught = str(error)
         return self
 
     def examples(self) -> Sequence[Message]:
         return [*super().examples(), *([result_example("get")] if self.tools else [])]
 
-    def read(self, text: str) -> tuple[str, list[Call]]:
-        """What a turn of the policy says, and its calls. A call that is none is text."""
+    def shown(self, tools: Sequence[Any]) -> ShownTools:
+        """The tools that a conversation shows, for those of a request. Raises ValueError where the
+        policy would not see one of these.
+        """
+        if not self.tools:
+            if tools and self._untaught:
+                raise ValueError(
+                    f"the request has tools, and the policy can see none: {self._untaught}"
+                )
+            if odd := [tool for tool in tools if not isinstance(tool, dict)]:
+                raise ValueError(f"a tool is no object: {repr(odd[0])[:200]}")
+            return tuple(tools)
+        stated = {_name_of(tool) for tool in self.tools}
+        if hidden := [name for name in map(_name_of, tools) if name not in stated]:
+            raise ValueError(
+                f"the request has tools that the policy does not see: {', '.join(hidden)[:200]}; "
+                "state their schemas in environment.tools too, or none there"
+            )
+        return self.tools
+
+    def read(self, text: str, tools: ShownTools) -> tuple[str, list[Call]]:
+        """What a turn of the policy says, and its calls. A call that is none is text. tools: that
+        its conversation shows.
+        """
         style, every = self.tool_format, Calls()
-        if style == "auto" or not (self.tools or style == "harmony"):
+        if style == "auto" or not (tools or style == "harmony"):
             return text, []
-        if self.tools:
-            functions = [tool.get("function", {}) for tool in self.tools]
+        if tools:
+            functions = [tool.get("function", {}) for tool in tools]
             schemas = {tool.get("name"): tool.get("parameters", {}) for tool in functions}
             every = calls_in(text, style, schemas)
         calls = [call for call in every if isinstance(call, Call)]
@@ -145,6 +166,7 @@ class _AgentRequest:
 
     messages: list[dict[str, Any]]  # in one form
     sent: list[Any]  # as they came
+    tools: ShownTools  # that its conversation shows
     answer: asyncio.Future[dict[str, Any]]
 
 
@@ -154,6 +176,7 @@ class _AgentTurn:
 
     messages: list[dict[str, Any]]  # that the policy read, and the turn itself, in one form
     calls: dict[str, Call]  # of these messages, by their ids: other conversations have the same
+    tools: ShownTools
 
 
 class _Conversation:
@@ -175,6 +198,12 @@ class _Conversation:
         self._calls: dict[str, Call] = {}  # of what stands before that turn
         self._closed = False
 
+    @property
+    def special_tokens(self) -> bool:
+        """Marks of tool calls may be special tokens, and those of gpt-oss's channels are."""
+        calls = self._open is not None and bool(self._open.tools)
+        return calls or self._rules.tool_format == "harmony"
+
     async def begin(self) -> Reply:
         """Starts the agent, and waits for its first request."""
         self._agent = asyncio.create_task(self._rules.play(self, self._row))
@@ -189,7 +218,7 @@ class _Conversation:
         assert self._open is not None
         message, calls = self._message(text)
         messages = [*self._open.messages, plain_message(message)]
-        self._turns.append(_AgentTurn(messages, {**self._calls, **calls}))
+        self._turns.append(_AgentTurn(messages, {**self._calls, **calls}, self._open.tools))
         if not self._open.answer.done():
             self._open.answer.set_result(message)
         self._open = None
@@ -217,20 +246,11 @@ class _Conversation:
         """
         if self._closed:  # an agent that was cancelled may ask all the same
             raise ValueError(ENDED)
-        self._require_shown(body.get("tools") or ())
+        tools = self._rules.shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         answer = asyncio.get_running_loop().create_future()
-        await self._queue.put(_AgentRequest(messages, body["messages"], answer))
+        await self._queue.put(_AgentRequest(messages, body["messages"], tools, answer))
         return await answer
-
-    def _require_shown(self, tools: Sequence[Any]) -> None:
-        """Raises ValueError for tools of a request that the chat template does not show."""
-        shown = {_name_of(tool) for tool in self._rules.tools}
-        if hidden := [name for name in map(_name_of, tools) if name not in shown]:
-            raise ValueError(
-                f"the request has tools that the policy does not see: {', '.join(hidden)[:200]}; "
-                "state their schemas in environment.tools"
-            )
 
     async def _next(self) -> Reply | None:
         """Opens the agent's next request. Returns what the policy reads of it; None where the agent
@@ -257,17 +277,17 @@ class _Conversation:
         messages, sent = asked.messages, asked.sent
         if not messages or messages[-1]["role"] == "assistant":
             raise StepFailed("error", "the agent's request has no message behind the policy's")
-        if not self._turns and messages == self._prompt:
+        if not self._turns and messages == self._prompt and asked.tools == self._rules.tools:
             return Reply()
         newest = len(self._turns) - 1
         turn = max(
-            (n for n, turn in enumerate(self._turns) if _goes_on(messages, turn.messages)),
+            (n for n, turn in enumerate(self._turns) if _goes_on(asked, turn)),
             key=lambda n: (len(self._turns[n].messages), n),
             default=None,
         )
         if self._turns and turn != newest and not self._rules.branches:
-            read = self._turns[newest].messages
-            wrong = _difference(messages, read) or "it answers for the policy"
+            read = self._turns[newest]
+            wrong = _difference(asked, read) or "it answers for the policy"
             raise StepFailed(
                 "error",
                 f"the agent's request does not continue the conversation: {wrong}; without "
@@ -277,7 +297,9 @@ class _Conversation:
         begin = 0 if turn is None else len(self._turns[turn].messages)
         pairs = zip(messages[begin:], sent[begin:], strict=True)
         new = tuple(self._shown(message, raw) for message, raw in pairs)
-        return Reply(new, behind="nothing" if turn is None else turn)
+        if turn is not None:
+            return Reply(new, behind=turn)
+        return Reply(new, behind="nothing", tools=None if self._rules.tools else asked.tools)
 
     def _shown(self, message: Mapping[str, Any], raw: Mapping[str, Any]) -> Message:
         """An agent's message as the chat template gets it; its parts, where it has images, are read
@@ -288,23 +310,23 @@ class _Conversation:
             asked = [_as_written(identifier, call) for identifier, call in calls.items()]
             return {"role": message["role"], "content": message["content"], "tool_calls": asked}
         content = raw["content"] if "images" in message else message["content"]
-        if message["role"] != "tool" or not self._rules.tools:
-            return {"role": message["role"], "content": content}
         identifier = message.get("tool_call_id", "")
-        if identifier not in self._calls:
+        if message["role"] == "tool" and identifier in self._calls:
+            return result_message(self._calls[identifier], identifier, content)
+        if message["role"] == "tool" and self._open is not None and self._open.tools:
             raise StepFailed(
                 "error",
                 f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
                 f"calls before it had {', '.join(self._calls)[:200] or 'none'}",
             )
-        return result_message(self._calls[identifier], identifier, content)
+        return {"role": message["role"], "content": content}
 
     def _message(self, text: str) -> tuple[dict[str, Any], dict[str, Call]]:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
-        content, calls = self._rules.read(text)
+        assert self._open is not None
+        content, calls = self._rules.read(text, self._open.tools)
         if not calls:
             return {"role": "assistant", "content": content}, {}
-        assert self._open is not None
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
         by_id = dict(zip(ids_of(calls, number), calls, strict=True))
         message = {
@@ -327,20 +349,27 @@ def _name_of(tool: Any) -> str:
     return str(function.get("name") if isinstance(function, Mapping) else None)
 
 
-def _goes_on(messages: Sequence[Any], read: Sequence[Any]) -> bool:
-    """Whether messages repeat what was read and said, and add some that are not the policy's."""
-    new = messages[len(read) :]
-    return (
-        bool(new) and messages[: len(read)] == read and all(m["role"] != "assistant" for m in new)
-    )
+def _goes_on(asked: _AgentRequest, turn: _AgentTurn) -> bool:
+    """Whether a request repeats what was read and said up to a turn, with the same tools, and adds
+    messages that are not the policy's.
+    """
+    new = asked.messages[len(turn.messages) :]
+    others = bool(new) and all(message["role"] != "assistant" for message in new)
+    return others and _difference(asked, turn) is None
 
 
-def _difference(messages: Sequence[Any], read: Sequence[Any]) -> str | None:
-    """Where messages do not repeat others; None where they do."""
-    for place, message in enumerate(read):
+def _difference(asked: _AgentRequest, turn: _AgentTurn) -> str | None:
+    """Where a request does not repeat what was read and said up to a turn; None where it does."""
+    messages = asked.messages
+    for place, message in enumerate(turn.messages):
         if place >= len(messages) or messages[place] != message:
             has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
             return f"message {place} is {has}, and was {json.dumps(message)[:200]}"
+    if asked.tools != turn.tools:
+        names = [
+            ", ".join(map(_name_of, tools))[:100] or "none" for tools in (asked.tools, turn.tools)
+        ]
+        return f"its tools are {names[0]}, and were {names[1]}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Messages after the policy's turn as a chat template writes them, and as tokens.
+"""Messages of a reply as a chat template writes them, and as tokens.
 
 The policy's own tokens stay as they were sampled: only the messages after them are rendered, as the
 template writes them after an assistant's turn, and tokenised once.
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
-from postgrad.core.media import MARK
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import MARK, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.chat_format import Message
-from postgrad.data.images import images_in, with_image_texts
+from postgrad.data.chat_format import Message, parts_of
+from postgrad.data.images import content_of, images_in, with_image_texts
 from postgrad.data.templates import (
     Unencodable,
     encode,
@@ -38,6 +38,8 @@ _TURN = "@turn@"  # stands for what the policy wrote
 KEPT_CHARACTERS = 4096  # of a reply whose tokens are kept for the next like it
 LONG_TOKEN = 16  # characters: text of so many for each token that is wanted has more than enough
 KNOWN_IMAGES = 256  # of replies, whose texts are kept: a run may see any number
+IMAGE_LIMITS = 2**23, 2**24  # bytes and pixels of an image in a reply, which comes from anywhere
+KNOWN_TOOLS = 64  # lists of tools whose templates are kept
 
 
 class Template:
@@ -64,6 +66,15 @@ class Template:
         self._special = special | set(tokenizer.all_special_ids)
         # Games have few replies.
         self._after = lru_cache(maxsize=4096)(self._tokens_after)
+        self._shows = lru_cache(maxsize=KNOWN_TOOLS)(self._showing)
+
+    def showing(self, tools: Sequence[Mapping[str, Any]]) -> "Template":
+        """The same template where a conversation has other tools: schemas in the chat format."""
+        return self._shows(json.dumps(list(tools)))
+
+    def _showing(self, tools: str) -> "Template":
+        variables = {**self._variables, "tools": json.loads(tools) or None}
+        return Template(self._tokenizer, variables, self.reader, self._most)
 
     def closed(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the policy's turn ends with a special token; after a stop string it does not."""
@@ -239,3 +250,42 @@ def _refused(messages: Sequence[Message], why: str, where: str = _AFTER) -> Usag
         f"environment: the chat template cannot write a message of role {roles!r} {where}: {why}; "
         "take a tokenizer whose template can"
     )
+
+
+def with_images(
+    messages: Sequence[Message], reader: "ImageReader | None", room: int
+) -> list[Message]:
+    """Messages of a reply with texts as contents, their images checked, kept, and named by hash.
+    They come from anywhere: a file that is large or broken, one that the model cannot read, more
+    than `room` of them, and a text that has the model's mark of an image are a ValueError.
+    """
+    read: list[Message] = []
+    for number, message in enumerate(messages):
+        content, sources = message["content"], list[Any]()
+        if not isinstance(content, str):
+            content, sources = parts_of(content, number)
+        if reader is not None:
+            for mark in {reader.placeholder, reader.token}:
+                if mark in content:
+                    raise ValueError(f"message {number} has {mark!r}, which stands for an image")
+        elif sources:
+            raise ValueError(f"message {number} has an image, and the policy reads text alone")
+        room -= len(sources)
+        if room < 0:
+            raise ValueError("its episode has more images than environment.max_images")
+        read.append({**message, "content": content})
+        if reader is not None and sources:
+            read[-1]["images"] = tuple(_kept(source, reader) for source in sources)
+    return read
+
+
+def _kept(source: Any, reader: "ImageReader") -> str:
+    """The hash of an image, which is in the run's store from now on."""
+    digest = image_store().add(content_of(source, None), IMAGE_LIMITS)
+    try:
+        reader.text(digest)
+    except RunError:
+        raise
+    except Exception as error:  # of any type: a picture that the image processor does not expect
+        raise ValueError(str(error)) from error
+    return digest

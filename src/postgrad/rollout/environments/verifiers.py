@@ -28,7 +28,8 @@ class VerifiersTasks(Conversed):
     """`taskset`: the id of an installed taskset, `settings`: its own. `python`: the interpreter of
     an environment with the package verifiers and the taskset; left out, this one.
 
-    `tools`: the schemas of the tools that the tasks give; others are a failure, which shows them.
+    `tools`: the schemas of the tools that the tasks give, where prompts are to show them; others
+    are a failure, which names them.
     What a task's metrics count are counters. A row has the column `task`, a number in the taskset,
     and its messages (`rows` writes both).
     """
