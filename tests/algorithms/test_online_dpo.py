@@ -63,13 +63,25 @@ def test_a_tie_has_no_gradient_and_is_counted_in_the_mean(made: Any):
     # x of group 0: 0.5 * ((2 * 0.5) - (-1)) = 1; of group 2: 0.5 * ((-2) - (2 * 0.5)) = -1.5
     algorithm, credit = made(beta=0.5)
     logprobs = wide(credit.rows, LOGP)
-    loss, gradient, metrics = total(
-        algorithm, credit.experience, whole(credit.experience), logprobs
-    )
+    loss, gradient, _ = total(algorithm, credit.experience, whole(credit.experience), logprobs)
     assert loss == pytest.approx((math.log1p(math.exp(-1.0)) + math.log1p(math.exp(1.5))) / 3)
     slope = 0.5 / (1 + math.exp(1.0)) / 3
     np.testing.assert_allclose(gradient[2:4], [-slope, -slope], rtol=1e-6)
-    assert metrics["policy/accuracy"] == pytest.approx(1 / 3)
+
+
+def test_metrics_are_means_over_the_pairs_that_are_no_ties(made: Any):
+    """The more ties, the likelier chosen answers would seem to be, if ties counted as 0."""
+    algorithm, credit = made(beta=0.5)
+    logprobs = wide(credit.rows, LOGP)
+    *_, metrics = total(algorithm, credit.experience, whole(credit.experience), logprobs)
+    report = algorithm.report(metrics)
+    assert report["policy/accuracy"] == pytest.approx(1 / 2)
+    assert report["policy/reward_margin"] == pytest.approx((1.0 - 1.5) / 2)
+    chosen, rejected = credit.rows[[0, 4]], credit.rows[[1, 5]]
+    for name, rows in {"chosen": chosen, "rejected": rejected}.items():
+        sums = [math.fsum(LOGP[row]) for row in rows]
+        assert report[f"policy/logprob_{name}"] == pytest.approx(math.fsum(sums) / 2)
+    assert "policy/computed_pairs" not in report
 
 
 def test_a_margin_takes_the_gradient_of_pairs_that_differ_by_no_more(made: Any):

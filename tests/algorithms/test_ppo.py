@@ -219,6 +219,21 @@ def test_metrics_of_the_critic_worked_by_hand() -> None:
     )
 
 
+def test_equal_returns_have_no_variance_to_explain_however_many_tokens_there_are() -> None:
+    """1 / 25 rounded to float32 is less than it: 25 of them are 1 - 2e-8."""
+    algorithm = PPO(lam=1.0, whiten=False)
+    for tokens in (1, 10, 25, 43):
+        batch = batch_of([(1.0, False, [(True, 0.0)] * (tokens - 1))])
+        zeros = batch.sequences.tokens.like(np.zeros(tokens + 1, np.float32))
+        experience = algorithm.credit(batch, zeros, zeros, zeros, {}).experience
+        assert set(experience.columns["returns"].row(0)[1:].tolist()) == {1.0}
+        scores = np.random.default_rng(0).normal(0, 0.1, tokens + 1)
+        *_, metrics = total(algorithm, experience, whole(experience), scores, "score")
+        report = algorithm.report(metrics)
+        assert report["critic/explained_variance"] == 0.0
+        assert "critic/weight" not in report
+
+
 def test_a_cut_sample_is_worth_its_last_value_only_if_asked() -> None:
     batch = batch_of([(1.0, True, [(True, 0.0)])])
     values = batch.sequences.tokens.like(np.array([9, 0.25, 0.5], np.float32))

@@ -90,11 +90,18 @@ def test_a_label_outside_0_to_1_is_refused(label: float) -> None:
         of_masks([[True]], np.array([label]))
 
 
-def test_metrics_of_labels_that_no_step_has_are_left_out() -> None:
-    experience = of_masks([[True, True]], np.array([1.0, 1.0]))
+@pytest.mark.parametrize(("label", "absent"), [(1.0, "wrong"), (0.0, "right")])
+def test_metrics_of_labels_that_no_step_has_are_left_out(label: float, absent: str) -> None:
+    """Whether or not so many weights add up to 1 in float32."""
     algorithm = ProcessReward()
-    *_, metrics = total(algorithm, experience, whole(experience), np.zeros(2), "score")
-    assert "reward_model/probability_wrong" not in algorithm.report(metrics)
+    for steps in (2, 25, 43, 59):
+        experience = of_masks([[True] * steps], np.full(steps, label))
+        *_, metrics = total(algorithm, experience, whole(experience), np.zeros(steps), "score")
+        report = algorithm.report(metrics)
+        assert f"reward_model/probability_{absent}" not in report
+        assert "reward_model/wrong_steps" not in report
+        kept = "right" if absent == "wrong" else "wrong"
+        assert report[f"reward_model/probability_{kept}"] == pytest.approx(0.5, rel=1e-6)
 
 
 def test_the_loss_is_that_of_two_labels_for_tokens() -> None:

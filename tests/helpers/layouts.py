@@ -33,12 +33,15 @@ def total(
     values: np.ndarray,
     kind: str = "policy",
 ) -> tuple[float, np.ndarray, dict[str, float]]:
-    """The update's loss, its gradient on `values` [N] (logprobs or scores), its summed metrics."""
+    """The update's loss, its gradient on `values` [N] (logprobs or scores), its summed metrics.
+    Weights are rounded to float32, as a learner's are.
+    """
     sequences = experience.sequences
     rows = np.arange(len(sequences))
     weigh = algorithm.entry_weights if kind == "policy" else algorithm.score_weights
     weight = torch.from_numpy(weigh(sequences, rows).values.astype(np.float64))
     computed = sum(sequences.loss_mask.row(i).sum() for part in layouts for i in part)
+    token_weight = float(np.float32(1.0 / max(1, computed)))
     leaf = torch.tensor(values, dtype=torch.float64, requires_grad=True)
     loss, metrics = torch.zeros(()), dict[str, float]()
     for part in layouts:
@@ -56,7 +59,7 @@ def total(
             torch.repeat_interleave(torch.arange(len(part)), lengths),
             len(part),
             weight[at],
-            torch.full((len(at),), 1.0 / max(1, computed), dtype=torch.float64),
+            torch.full((len(at),), token_weight, dtype=torch.float64),
         )
         loss = loss + output.loss
         for name, value in output.metrics.items():

@@ -31,6 +31,19 @@ def test_loss_gradient_and_what_was_clipped_match_numbers_worked_by_hand():
     assert value_clipped(values.detach(), old, returns, 0.2).tolist() == CASES[:, 5].tolist()
 
 
+def test_no_value_within_the_range_is_called_clipped_because_of_rounding():
+    """0.2 + (0.05 - 0.2) is another float32 than 0.05, and so it is for many pairs of values."""
+    draw = torch.Generator().manual_seed(0)
+    values, old, returns = torch.randn(3, 4096, generator=draw) * 0.04
+    assert float((values - old).abs().max()) < 0.25
+    assert bool((old + (values - old) != values).any())
+    assert not value_clipped(values, old, returns, 0.25).any()
+    beyond = value_clipped(values, old, returns, 0.02)
+    exact = value_clipped(values.double(), old.double(), returns.double(), 0.02)
+    assert float((beyond != exact).float().mean()) < 1e-3
+    assert beyond.any()
+
+
 def test_without_a_range_it_is_half_the_squared_error():
     values, old, returns = (torch.tensor(CASES[:, i]) for i in range(3))
     loss = value_loss(values, old, returns, None)

@@ -115,6 +115,11 @@ REFUSED = {
         "recipe.toml:14: batch.micro_train_tokens: 1000 tokens cannot hold a pair of sequences of "
         "data.max_len = 512: at least 1024",
     ),
+    "an answer whose reference point is itself": (
+        PAIRS.format(job="preference").replace("= 16", "= 1") + '[algorithm]\ntype = "kto"\n',
+        "recipe.toml:12: batch.train_batch_size: 1: the reference point of an update is measured "
+        "on prompts with the answer of another sample",
+    ),
     "a reference that follows adapters": (
         PPO + LORA + "\n[reference]\nrefresh_steps = 5\n",
         "recipe.toml:25: reference.refresh_steps: a reference that follows the policy needs",

@@ -27,7 +27,9 @@ class Critic(ScoreAlgorithm):
 
     def score_loss(self, inputs: ScoreInputs) -> LossOutput:
         """Metrics are means per token. From the means of error, return and their squares `report`
-        computes the explained variance.
+        computes the explained variance. It divides these by "critic/weight", the sum of the tokens'
+        weights: rounded to float32 they do not add up to 1, and what is missing of the square of
+        the mean return would be taken for a variance.
         """
         old, returns, clip = inputs.columns["values"], inputs.columns["returns"], self.value_clip
         loss = value_loss(inputs.scores, old, returns, clip)
@@ -43,13 +45,15 @@ class Critic(ScoreAlgorithm):
         }
         weight = inputs.token_weight.double()
         means = {f"critic/{name}": (weight * value).sum() for name, value in token_metrics.items()}
+        means["critic/weight"] = weight.sum()
         return LossOutput((inputs.weight * loss).sum(), means)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
         reported = dict(metrics)
-        names = ("error", "error_square", "return", "return_square")
-        if all(f"critic/{name}" in reported for name in names):
-            means = [reported[f"critic/{name}"] for name in names]
+        weight = reported.pop("critic/weight", None)
+        if weight is not None:
+            names = ("error", "error_square", "return", "return_square")
+            means = [reported[f"critic/{name}"] / (weight or 1.0) for name in names]
             reported["critic/explained_variance"] = explained_variance(*means)
             del reported["critic/error_square"], reported["critic/return_square"]
         return reported

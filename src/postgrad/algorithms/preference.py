@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+COMPUTED = "computed_pairs"  # the share of an update's pairs that have a gradient
+OF_PAIRS = (  # metrics that are means over pairs
+    "reward_chosen", "reward_rejected", "reward_margin", "accuracy", "logprob_chosen",
+    "logprob_rejected", "nll",
+)  # fmt: skip
+
+
 class PairPreference(PreferenceAlgorithm):
     """A loss of the implicit rewards of the two answers of a pair, mostly of their difference.
 
@@ -65,7 +72,9 @@ class PairPreference(PreferenceAlgorithm):
         return entry_weights(sequences.loss_mask, rows, "pair")
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """Metrics are means over pairs, except "policy/kl" over tokens."""
+        """Metrics are means over pairs, except "policy/kl" over tokens. `report` divides them by
+        "policy/computed_pairs": pairs that count in the denominator may be without a gradient.
+        """
         both, weights = answers_of(inputs)
         (chosen, rejected), weight = both.sides(), weights[0::2]
         good, bad = self.reward(chosen), self.reward(rejected)
@@ -79,9 +88,17 @@ class PairPreference(PreferenceAlgorithm):
             "logprob_rejected": rejected.logprob, "nll": nll,
         }  # fmt: skip
         metrics = {f"policy/{name}": (weight * each.detach()).sum() for name, each in means.items()}
+        metrics[f"policy/{COMPUTED}"] = weight.sum()
         if self.with_reference:
             metrics |= distance(inputs)
         return LossOutput((weight * loss).sum(), metrics)
+
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        reported = dict(metrics)
+        if share := reported.pop(f"policy/{COMPUTED}", 0.0):
+            for name in OF_PAIRS:
+                reported[f"policy/{name}"] /= share
+        return reported
 
 
 def answers_of(inputs: LossInputs) -> tuple[AnswerSums, Tensor]:

@@ -59,6 +59,7 @@ class ProcessReward(RewardAlgorithm):
         means = {
             "accuracy": (p >= RIGHT) == right,
             "right_steps": right,
+            "wrong_steps": ~right,  # not 1 less the others: weights are rounded
             "probability_right": p * right,
             "probability_wrong": p * ~right,
         }
@@ -67,11 +68,12 @@ class ProcessReward(RewardAlgorithm):
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
         reported = dict(metrics)
-        share = reported.get("reward_model/right_steps", 0.0)
-        for label, part in {"right": share, "wrong": 1.0 - share}.items():
+        wrong = reported.pop("reward_model/wrong_steps", 0.0)
+        shares = {"right": reported.get("reward_model/right_steps", 0.0), "wrong": wrong}
+        for label, share in shares.items():
             name = f"reward_model/probability_{label}"
-            if name in reported and part < 1e-9:  # none of them: rounding is all there is
+            if name in reported and share == 0.0:  # exactly, where there are none
                 del reported[name]
             elif name in reported:
-                reported[name] /= part
+                reported[name] /= share
         return reported

@@ -32,13 +32,15 @@ def estimate(kind: Estimator, d: Array) -> Array:
 
     k3 bounds d from below at -MAX_EXPONENT, the side on which exp(-d) overflows: there its value is
     a constant and its gradient 0. Without the bound on both terms the gradient would change sign.
+    exp(-d) - 1 is one function: in float32 the difference of a number near 1 and 1 would be more
+    rounding than KL wherever d is below 1e-3, and negative at some tokens.
     """
     if kind == "k1":
         return d
     if kind == "k2":
         return d * d / 2
     bounded = d.clip(-MAX_EXPONENT, None)
-    return _exp(-bounded) - 1 + bounded
+    return _expm1(-bounded) + bounded
 
 
 def bounded(token_kl: Array, most: float) -> tuple[Array, Array]:
@@ -65,7 +67,7 @@ def adapted_coefficient(
     return coefficient * (1.0 + error * samples / horizon)
 
 
-def _exp(x: Array) -> Array:
+def _expm1(x: Array) -> Array:
     if isinstance(x, np.ndarray):
-        return np.exp(cast("NDArray[Any]", x))
-    return x.exp()
+        return np.expm1(cast("NDArray[Any]", x))
+    return x.expm1()

@@ -132,10 +132,13 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None)
 
 
 def value_clipped(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """True where the clip stops the gradient."""
+    """True where the clip stops the gradient: beyond its range, and nowhere within it, where
+    old + (V - old) may round to a number beside V.
+    """
     if clip is None:
         return values.new_zeros(len(values)).bool()
-    return (_near(values, old, clip) - returns).square() > (values - returns).square()
+    larger = (_near(values, old, clip) - returns).square() > (values - returns).square()
+    return larger & ((values - old).abs() > clip)
 
 
 def _near(values: Tensor, old: Tensor, clip: float) -> Tensor:

@@ -101,6 +101,18 @@ def moving_reference(
         )
 
 
+def other_answers(recipe: Sections, algorithm: Algorithm) -> Iterator[RecipeProblem]:
+    """An update of one sample, of a loss that pairs prompts with the answers of other samples."""
+    geometry, _ = derive(recipe.batch, recipe.length(), recipe.parallel)
+    if algorithm.needs().mismatched and geometry is not None and geometry.train_batch_size == 1:
+        yield (
+            ("batch", "train_batch_size"),
+            "1: the reference point of an update is measured on prompts with the answer of another "
+            "sample, and the only answer would be measured against itself: at least 2, better 32, "
+            'or algorithm.loss = "apo_zero", which has no such point',
+        )
+
+
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
     """Batch numbers that contradict each other."""
     _, problems = derive(recipe.batch, recipe.length(), recipe.parallel)

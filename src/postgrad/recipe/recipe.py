@@ -321,6 +321,7 @@ class PreferenceRecipe(_Recipe, ComparingSections):
             *checks.common(self, self.job),
             *checks.comparing(self),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
+            *checks.other_answers(self, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
