@@ -122,9 +122,9 @@ def words(base_url, api_key, model, row):
     return "good"
 
 
-def streams(base_url, api_key, model, row):
+def asks_for_several(base_url, api_key, model, row):
     """Wants what there is not."""
-    ask(base_url, api_key, list(row["messages"]), stream=True)
+    ask(base_url, api_key, list(row["messages"]), n=2)
 
 
 def brings_tools(base_url, api_key, model, row):

@@ -231,7 +231,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("silent", "ended without asking"),
         ("leaves", r"SystemExit: bye \(agents.py:"),
         ("words", "returned str, no number"),
-        ("streams", "HTTP Error 400"),
+        ("asks_for_several", "HTTP Error 400"),
         (
             "brings_tools",
             "the policy can see none: .*teaches no format of tool calls",

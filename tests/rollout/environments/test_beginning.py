@@ -3,6 +3,7 @@
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +65,23 @@ class _Party:
 
     def step(self, text):
         return Reply(({"role": "user", "content": text},))
+
+
+class Listens(Host):
+    """Hears more than the text of a turn."""
+
+    def start(self, prompt, sample):
+        return _Ear(self.kind)
+
+
+class _Ear:
+    def __init__(self, kind):
+        self.begin = _Party(kind).begin
+        self.heard = []
+
+    def hear(self, turn):
+        self.heard.append((turn.text, turn.marked, turn.read, turn.written))
+        return Reply((RED,), behind=0 if len(self.heard) == 2 else "newest")
 
 
 class Slow(Host):
@@ -137,6 +155,25 @@ def test_a_begin_that_is_none_is_a_failure_of_its_sample(kind, why):
     assert first.done
     assert first.failure is not None
     assert why in first.failure.message
+
+
+@pytest.mark.parametrize("kind", ["prompt", "alone"])
+def test_a_course_that_hears_knows_how_much_was_read_and_written(kind):
+    world = played(kind, "Listens")
+    episode = world.reset(PROMPT, 0)
+    first = episode.begin().result()
+    begin = len(first.token_ids) or len(PROMPT.token_ids)
+    marked = f"a{TOKENIZER.eos_token}b"
+    ids = np.array(TOKENIZER(marked + TOKENIZER.eos_token)["input_ids"], np.int32)
+    second = replace(turn("ab", 1), token_ids=ids)
+    seen = [episode.step(each).result() for each in (turn("a"), second, turn("c", 2))]
+    behind_first, behind_again = (len(each.token_ids) for each in seen[:2])
+    assert [len(TOKENIZER(text + TOKENIZER.eos_token)["input_ids"]) for text in "ac"] == [2, 2]
+    assert episode._course.heard == [
+        ("a", "a", begin, 2),
+        ("ab", marked, begin + 2 + behind_first, 4),
+        ("c", "c", begin + 2 + behind_again, 2),  # behind the first turn again
+    ]
 
 
 def test_a_prompt_of_text_alone_has_no_messages_to_stand_behind():

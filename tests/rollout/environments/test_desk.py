@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from postgrad.rollout.environments.desk import Desk
+from postgrad.rollout.environments.desk import ChatAnswer, Desk
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -22,13 +23,16 @@ class Policy:
         self.asked: list[Mapping[str, Any]] = []
         self.may_answer = asyncio.Event()
 
-    async def __call__(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def __call__(self, body: Mapping[str, Any]) -> ChatAnswer:
         self.asked.append(body)
         number = len(self.asked)
         await self.may_answer.wait()
         if body["messages"][0]["content"] == "\ud800":
             raise ValueError("no answer to \ud800")
-        return {"role": "assistant", "content": f"answer {number}"}
+        message: dict[str, Any] = {"role": "assistant", "content": f"answer {number}"}
+        if body.get("tools"):
+            message["tool_calls"] = [CALL]
+        return ChatAnswer(message, read=10 + number, written=number)
 
 
 def played(scene: Any) -> None:
@@ -60,8 +64,53 @@ def test_options_that_are_null_are_as_left_out() -> None:
         policy.may_answer.set()
         nulls = dict.fromkeys(["n", "stream", "stop", "seed", "tools", "logprobs", "user"])
         assert content(await post({**BODY, **nulls})) == "answer 1"
-        for wrong in ({"n": 2}, {"n": "1"}, {"stream": True}, {"logprobs": True}):
+        for wrong in ({"n": 2}, {"n": "1"}, {"logprobs": True}):
             assert (await post({**BODY, **wrong})).status_code == 400
+
+    played(scene)
+
+
+def test_an_answer_counts_its_tokens() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        answer = (await post({**BODY, "tools": [{}]})).json()
+        assert answer["usage"] == {
+            "prompt_tokens": 11, "completion_tokens": 1, "total_tokens": 12
+        }  # fmt: skip
+        (choice,) = answer["choices"]
+        assert (choice["finish_reason"], choice["message"]["tool_calls"]) == ("tool_calls", [CALL])
+
+    played(scene)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_an_answer_may_be_a_stream(usage: bool) -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        reply = await post({**BODY, "stream": True, "tools": [{}], **options})
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        *events, end = reply.text.strip().split("\n\n")
+        assert end == "data: [DONE]"
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        (first,), (last,) = (chunk["choices"] for chunk in chunks[:2])
+        assert first["delta"] == {
+            "role": "assistant", "content": "answer 1", "tool_calls": [{"index": 0, **CALL}]
+        }  # fmt: skip
+        assert (first["finish_reason"], last["finish_reason"]) == (None, "tool_calls")
+        assert [chunk["usage"]["total_tokens"] for chunk in chunks[2:]] == [12] * usage
+
+    played(scene)
+
+
+def test_programs_may_ask_which_models_there_are() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        url, _ = where.split()
+        async with httpx.AsyncClient() as client:
+            models = (await client.get(f"{url}/models")).json()
+        assert [model["id"] for model in models["data"]] == ["policy"]
 
     played(scene)
 

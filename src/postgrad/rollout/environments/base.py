@@ -172,6 +172,16 @@ def failure_of(error: BaseException) -> EpisodeFailure:
     return EpisodeFailure("error", described(error))
 
 
+@dataclass(frozen=True, slots=True)
+class HeardTurn:
+    """A turn of the policy, with more than its text."""
+
+    text: str  # as `step` gets it, without special tokens
+    marked: str  # special tokens included, but for the one that ends the turn
+    read: int  # tokens of its conversation before the turn, other turns of the policy included
+    written: int  # tokens of the turn
+
+
 class Course(Protocol):
     """One sample's way through the environment: its state between turns.
 
@@ -189,6 +199,14 @@ class Course(Protocol):
         environment `waits` it is an `async def`. What it raises is recorded as a failure of its
         sample.
         """
+        ...
+
+
+class HearingCourse(Protocol):
+    """A course that gets more of a turn than its text, by a method in place of `step`."""
+
+    def hear(self, turn: HeardTurn) -> Reply | Awaitable[Reply]:
+        """The reply to a turn, as of Course.step."""
         ...
 
 
@@ -243,7 +261,9 @@ class ChatEnvironment(Settings, ABC):
         """Around all steps of an environment that waits: opens and closes what they share."""
         yield
 
-    def resume(self, prompt: Prompt, sample: int, turns: Sequence[str]) -> Course | None:
+    def resume(
+        self, prompt: Prompt, sample: int, turns: Sequence[str]
+    ) -> Course | HearingCourse | None:
         """A course behind `turns` of the policy, which another process has replied to; None where
         that is not possible: then the sample is drawn from its start. Asked only where the
         environment is not deterministic; a deterministic one is stepped again.
@@ -252,7 +272,7 @@ class ChatEnvironment(Settings, ABC):
         return None
 
     @abstractmethod
-    def start(self, prompt: Prompt, sample: int) -> Course:
+    def start(self, prompt: Prompt, sample: int) -> Course | HearingCourse:
         """A new course for a sample. `prompt.metadata`: the other columns of its row."""
 
 

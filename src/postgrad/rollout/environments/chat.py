@@ -19,6 +19,8 @@ from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
     ChatEnvironment,
     Course,
+    HeardTurn,
+    HearingCourse,
     Reply,
     StepFailed,
     build,
@@ -96,9 +98,9 @@ class Dialogue:
             episode.recall(turn, observation)
         return episode
 
-    def text(self, response: Completion, course: object = None) -> str:
-        """A turn of the policy as the environment reads it, or one of its courses."""
-        if getattr(course, "special_tokens", self.chat.special_tokens):
+    def text(self, response: Completion) -> str:
+        """A turn of the policy as the environment reads it."""
+        if self.chat.special_tokens:
             return self.template.text(response.token_ids)
         return response.text
 
@@ -154,7 +156,7 @@ _NOTHING = _NotStarted(
 )
 
 
-def _course(method: str, begin: Callable[[], Any]) -> Course | None:
+def _course(method: str, begin: Callable[[], Any]) -> Course | HearingCourse | None:
     """The course that a method of the environment returns. What it raises, and a return value that
     is no course, become the failure of the sample's next step.
     """
@@ -162,7 +164,8 @@ def _course(method: str, begin: Callable[[], Any]) -> Course | None:
         course = begin()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause
         return _NotStarted(failure_of(error))
-    if course is not None and not callable(getattr(course, "step", None)):
+    replies = any(callable(getattr(course, name, None)) for name in ("step", "hear"))
+    if course is not None and not replies:
         message = f"{method} returned a {type(course).__name__}, which has no method `step`"
         return _NotStarted(EpisodeFailure("error", message))
     return course
@@ -174,17 +177,19 @@ class _PolicyTurn:
 
     closed: bool  # whether it has its end token
     images: int  # of its conversation so far
+    tokens: int  # of its conversation so far
     template: Template  # with the tools of its conversation
 
 
 class _Episode:
-    def __init__(self, dialogue: Dialogue, course: Course, prompt: Prompt) -> None:
+    def __init__(self, dialogue: Dialogue, course: Course | HearingCourse, prompt: Prompt) -> None:
         self._dialogue = dialogue
-        self._course = course
+        self._course: Any = course  # of others: which methods it has is looked up
         self._prompt = prompt
         self._turns: list[_PolicyTurn] = []  # of the policy
         self._anew = True  # whether the policy's next turn is the first of a conversation
         self._images = len(prompt.images)  # of the newest conversation
+        self._tokens = len(prompt.token_ids)  # of the newest conversation
         self._template = dialogue.template  # of the newest conversation
         self._shown = 0  # images of all replies
         self._seconds = 0.0  # that replies have taken
@@ -202,18 +207,22 @@ class _Episode:
 
     def _add(self, response: Completion) -> None:
         closed = self._template.closed(response.token_ids)
-        self._turns.append(_PolicyTurn(closed, self._images, self._template))
+        self._tokens += len(response.token_ids)
+        self._turns.append(_PolicyTurn(closed, self._images, self._tokens, self._template))
 
     def _say(self, observation: Observation) -> None:
         """Takes note of what the policy reads next."""
         behind, images = observation.behind, len(observation.images)
+        tokens = len(observation.token_ids)
         self._anew = behind != "newest" or not self._turns
         self._shown += images
         if behind == "nothing":
-            self._images, self._template = images, self._opening_template(observation.tools)
+            self._images, self._tokens = images, tokens
+            self._template = self._opening_template(observation.tools)
         elif self._turns:
             turn = self._turns[-1 if behind == "newest" else behind]
-            self._images, self._template = turn.images + images, turn.template
+            self._images, self._tokens = turn.images + images, turn.tokens + tokens
+            self._template = turn.template
 
     def _opening_template(self, tools: Sequence[Mapping[str, Any]] | None) -> Template:
         template = self._dialogue.template
@@ -221,8 +230,7 @@ class _Episode:
 
     def begin(self) -> Step:
         """Begins what the policy reads before its first turn."""
-        begin: Any = getattr(self._course, "begin", None)
-        return Step(self._replied(begin), self._opened)
+        return Step(self._replied(self._course.begin), self._opened)
 
     def step(self, response: Completion) -> Step:
         """Begins the environment's reply, which becomes tokens where its result is asked for."""
@@ -230,8 +238,18 @@ class _Episode:
         if response.finish_reason != "stop":
             self.close()
             return at_once(Observation(_TOKENS, done=True, counts=self._counts()))
-        text = self._dialogue.text(response, self._course)
-        return Step(self._replied(lambda: self._course.step(text)), self._observed)
+        return Step(self._replied(self._heard(response)), self._observed)
+
+    def _heard(self, response: Completion) -> Callable[[], Any]:
+        """What replies to the policy's newest turn."""
+        hear = getattr(self._course, "hear", None)
+        if hear is None:
+            text = self._dialogue.text(response)
+            return lambda: self._course.step(text)
+        written = len(response.token_ids)
+        marked = self._template.text(response.token_ids)
+        turn = HeardTurn(response.text, marked, self._tokens - written, written)
+        return lambda: hear(turn)
 
     def _replied(self, step: Callable[[], Any]) -> Handle[Timed]:
         dialogue = self._dialogue

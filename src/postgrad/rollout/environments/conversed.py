@@ -26,11 +26,12 @@ from postgrad.data.images import sent_message
 from postgrad.rewards.verifier import LARGEST_SCORE
 from postgrad.rollout.environments.base import (
     ChatEnvironment,
-    Course,
+    HeardTurn,
+    HearingCourse,
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import ENDED, Desk, plain_message
+from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     ids_of,
@@ -141,7 +142,7 @@ class Conversed(ChatEnvironment):
         async with self._desk.open():
             yield
 
-    def start(self, prompt: Prompt, sample: int) -> Course:
+    def start(self, prompt: Prompt, sample: int) -> HearingCourse:
         return _Conversation(self, prompt)
 
     async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> Ended:
@@ -167,7 +168,7 @@ class _AgentRequest:
     messages: list[dict[str, Any]]  # in one form
     sent: list[Any]  # as they came
     tools: ShownTools  # that its conversation shows
-    answer: asyncio.Future[dict[str, Any]]
+    answer: asyncio.Future[ChatAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +199,6 @@ class _Conversation:
         self._calls: dict[str, Call] = {}  # of what stands before that turn
         self._closed = False
 
-    @property
-    def special_tokens(self) -> bool:
-        """Marks of tool calls may be special tokens, and those of gpt-oss's channels are."""
-        calls = self._open is not None and bool(self._open.tools)
-        return calls or self._rules.tool_format == "harmony"
-
     async def begin(self) -> Reply:
         """Starts the agent, and waits for its first request."""
         self._agent = asyncio.create_task(self._rules.play(self, self._row))
@@ -212,15 +207,15 @@ class _Conversation:
             raise StepFailed("error", "the agent has ended without asking the policy")
         return reply
 
-    async def step(self, text: str) -> Reply:
+    async def hear(self, turn: HeardTurn) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
         assert self._agent is not None  # `begin` has ended
         assert self._open is not None
-        message, calls = self._message(text)
+        message, calls = self._message(turn)
         messages = [*self._open.messages, plain_message(message)]
         self._turns.append(_AgentTurn(messages, {**self._calls, **calls}, self._open.tools))
         if not self._open.answer.done():
-            self._open.answer.set_result(message)
+            self._open.answer.set_result(ChatAnswer(message, turn.read, turn.written))
         self._open = None
         reply = await self._next()
         if reply is None:
@@ -240,8 +235,8 @@ class _Conversation:
             if not asked.answer.done():
                 asked.answer.set_exception(ValueError(ENDED))
 
-    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The policy's next message, for a request; those that come meanwhile wait. Raises
+    async def ask(self, body: Mapping[str, Any]) -> ChatAnswer:
+        """The policy's next turn, for a request; those that come meanwhile wait. Raises
         ValueError where it is none that can be answered; the sample is a failure then.
         """
         if self._closed:  # an agent that was cancelled may ask all the same
@@ -321,10 +316,12 @@ class _Conversation:
             )
         return {"role": message["role"], "content": content}
 
-    def _message(self, text: str) -> tuple[dict[str, Any], dict[str, Call]]:
+    def _message(self, turn: HeardTurn) -> tuple[dict[str, Any], dict[str, Call]]:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         assert self._open is not None
-        content, calls = self._rules.read(text, self._open.tools)
+        # Marks of tool calls may be special tokens, and those of gpt-oss's channels are.
+        marked = self._open.tools or self._rules.tool_format == "harmony"
+        content, calls = self._rules.read(turn.marked if marked else turn.text, self._open.tools)
         if not calls:
             return {"role": "assistant", "content": content}, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)

@@ -7,8 +7,10 @@ import hashlib
 import json
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.media import MARK
@@ -23,7 +25,6 @@ _MOST_BYTES = 2**24  # of a request
 # Options of a request that are refused, and what to do instead. Others that say how to sample
 # (temperature, max_tokens) are ignored: the recipe says it.
 _NOT_DONE = {
-    "stream": "ask for the whole answer",
     "logprobs": "samples.jsonl has them",
     "top_logprobs": "samples.jsonl has the logprobs of sampled tokens",
     "stop": "set rollout.stop in the recipe",
@@ -34,9 +35,59 @@ _AS_USUAL = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "no
 _RETRY = (
     "x-stainless-retry-count"  # OpenAI's clients count in it how often they have sent a request
 )
-# The policy's next message in a conversation, for a request. Raises ValueError where the request
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """What a request gets: a turn of the policy."""
+
+    message: dict[str, Any]  # of the assistant, as OpenAI's interface has it
+    read: int  # tokens that the policy had read
+    written: int  # tokens of the turn
+
+    def completion(self) -> dict[str, Any]:
+        """The whole answer, as JSON."""
+        choice = {"index": 0, "message": self.message, "finish_reason": self._reason}
+        return {**_about("chat.completion"), "choices": [choice], "usage": self._usage}
+
+    def chunks(self, *, usage: bool) -> Iterator[str]:
+        """The answer as the events of a stream: it is there at once, and so are they."""
+        delta = dict(self.message)
+        if "tool_calls" in delta:
+            calls = enumerate(delta["tool_calls"])
+            delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
+        about = _about("chat.completion.chunk")
+        for part, reason in ((delta, None), ({}, self._reason)):
+            choice = {"index": 0, "delta": part, "finish_reason": reason}
+            yield _event({**about, "choices": [choice]})
+        if usage:
+            yield _event({**about, "choices": [], "usage": self._usage})
+        yield "data: [DONE]\n\n"
+
+    @property
+    def _reason(self) -> str:
+        return "tool_calls" if "tool_calls" in self.message else "stop"
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        total = self.read + self.written
+        return {
+            "prompt_tokens": self.read, "completion_tokens": self.written, "total_tokens": total
+        }  # fmt: skip
+
+
+def _about(kind: str) -> dict[str, Any]:
+    identifier = f"chatcmpl-{secrets.token_hex(8)}"
+    return {"id": identifier, "object": kind, "created": int(time.time()), "model": MODEL}
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+# The policy's next turn in a conversation, for a request. Raises ValueError where the request
 # cannot be answered.
-Ask = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+Ask = Callable[[Mapping[str, Any]], Awaitable[ChatAnswer]]
 
 
 class Desk:
@@ -53,7 +104,8 @@ class Desk:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        app = Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
+        complete = Route("/v1/chat/completions", self._complete, methods=["POST"])
+        app = Starlette(routes=[complete, Route("/v1/models", self._models)])
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         with socket.socket() as listening:
@@ -74,7 +126,7 @@ class Desk:
 
     async def _complete(self, request: Any) -> Any:
         from starlette.requests import ClientDisconnect
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse, Response, StreamingResponse
 
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         seat = self._seats.get(key) if kind.lower() == "bearer" else None
@@ -82,15 +134,25 @@ class Desk:
             return JSONResponse(_error("this key is of no sample that is being played"), 401)
         again = request.headers.get(_RETRY, "0") != "0"
         try:
-            message = await seat.answer(await _body(request), again=again)
+            body = await _body(request)
+            answer = await seat.answer(body, again=again)
         except ValueError as error:
             return JSONResponse(_error(str(error)), 400)
         except ClientDisconnect:  # in the middle of its request: nobody hears an answer
             return Response(status_code=400)
-        reason = "tool_calls" if "tool_calls" in message else "stop"
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
-        return JSONResponse({**about, "created": 0, "model": MODEL, "choices": [choice]})
+        if not body.get("stream"):
+            return JSONResponse(answer.completion())
+        options = body.get("stream_options")
+        usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        return StreamingResponse(answer.chunks(usage=usage), media_type="text/event-stream")
+
+    async def _models(self, request: Any) -> Any:
+        """The list of models, which some programs ask for first."""
+        from starlette.responses import JSONResponse
+
+        del request
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
+        return JSONResponse({"object": "list", "data": [model]})
 
 
 class _Seat:
@@ -101,7 +163,7 @@ class _Seat:
     def __init__(self, seats: "dict[str, _Seat]", ask: Ask) -> None:
         self._seats, self._ask = seats, ask
         self._key = secrets.token_urlsafe(24)
-        self._turns: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # by the request's hash
+        self._turns: dict[bytes, asyncio.Future[ChatAnswer]] = {}  # by the request's hash
 
     def __enter__(self) -> str:
         self._seats[self._key] = self
@@ -110,8 +172,8 @@ class _Seat:
     def __exit__(self, *error: object) -> None:
         del self._seats[self._key]
 
-    async def answer(self, body: dict[str, Any], *, again: bool) -> dict[str, Any]:
-        """The message for a request. again: the client says that it has sent it before."""
+    async def answer(self, body: dict[str, Any], *, again: bool) -> ChatAnswer:
+        """The answer to a request. again: the client says that it has sent it before."""
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
         if not (again and key in self._turns):
             self._turns[key] = asyncio.ensure_future(self._ask(body))
