@@ -38,6 +38,8 @@ class Host(ChatEnvironment):
     kind: str = "alone"
 
     def start(self, prompt, sample):
+        if self.kind == "no start":
+            raise KeyError("size")
         return _Party(self.kind)
 
 
@@ -140,6 +142,7 @@ def test_the_policy_reads_what_the_environment_begins_with(kind, messages, envir
     ("kind", "why"),
     [
         ("raises", "ConnectionError: no game is free"),
+        ("no start", "KeyError: 'size' (test_beginning.py:"),
         ("done", "the Reply of begin is done, or has a reward or counts"),
         ("reward", "the Reply of begin is done, or has a reward or counts"),
         ("counts", "the Reply of begin is done, or has a reward or counts"),

@@ -154,9 +154,12 @@ class _NotStarted:
     def __init__(self, failure: EpisodeFailure) -> None:
         self._failure = failure
 
+    def begin(self) -> Reply:
+        raise StepFailed(self._failure.cause, self._failure.message)
+
     def step(self, text: str) -> Reply:
         del text
-        raise StepFailed(self._failure.cause, self._failure.message)
+        return self.begin()
 
 
 _NOTHING = _NotStarted(
@@ -166,7 +169,7 @@ _NOTHING = _NotStarted(
 
 def _course(method: str, begin: Callable[[], Any]) -> Course | HearingCourse | None:
     """The course that a method of the environment returns. What it raises, and a return value that
-    is no course, become the failure of the sample's next step.
+    is no course, become the failure of its sample.
     """
     try:
         course = begin()
