@@ -279,6 +279,7 @@ def test_each_sample_is_drawn_behind_what_its_environment_began_with():
     assert at_prompt.read_prompt(groups[0].prompt).tolist() == prompt
     assert alone.read_prompt(groups[0].prompt).tolist() == []
     assert (alone.openings, alone.token_ids[:2].tolist()) == ((), [50, 51])
+    assert [r.opening_tokens for r in groups[0].rollouts] == [0, 2, 2, 0]
     assert [tokens.tolist() for _, tokens, _ in alone.conversations(groups[0].prompt)] == [
         alone.token_ids.tolist()
     ]
