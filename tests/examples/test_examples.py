@@ -18,6 +18,7 @@ SHORT = {
     "tools_chat": ["--steps", "2"],
     "own_verifier": ["--steps", "2"],
     "own_game": ["--sft.steps", "3", "--rl.steps", "2"],
+    "own_agent": ["--sft.steps", "3", "--rl.steps", "2"],
     "spreadsheet_dpo": ["--steps", "2"],
     "reward_to_ppo": ["--sft.steps", "3", "--reward.steps", "2", "--ppo.steps", "2"],
 }
