@@ -127,6 +127,12 @@ def asks_for_several(base_url, api_key, model, row):
     ask(base_url, api_key, list(row["messages"]), n=2)
 
 
+def demands_a_call(base_url, api_key, model, row):
+    """Says that the policy has to call a tool, as frameworks do that read answers from calls."""
+    message = ask(base_url, api_key, list(row["messages"]), tool_choice="required")["message"]
+    return float(message["content"] == "a")
+
+
 def brings_tools(base_url, api_key, model, row):
     """Has tools of its own, of which the recipe knows nothing."""
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}

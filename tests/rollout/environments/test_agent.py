@@ -192,6 +192,16 @@ def test_tools_of_a_request_are_among_those_that_the_recipe_states():
     played.close()
 
 
+def test_a_recipe_may_ignore_that_an_agent_demands_a_call():
+    for ignored, seen in (((), (0.0, True)), (("tool_choice",), (1.0, False))):
+        played = world("demands_a_call", ignored=ignored)
+        episode = played.reset(PROMPT, 0)
+        last = episode.begin().result()
+        last = last if last.done else episode.step(turn("a")).result()
+        assert (last.reward, last.failure is not None) == seen
+        played.close()
+
+
 def test_without_branches_a_request_with_other_tools_is_a_failure_of_its_sample():
     tokenizer = chat_tokenizer(HERMES)
     played = world("brings_a_tool", tokenizer, branches=False)

@@ -31,7 +31,7 @@ from postgrad.rollout.environments.base import (
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, plain_message
+from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, Ignorable, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     ids_of,
@@ -53,7 +53,7 @@ class Conversed(ChatEnvironment):
     left out, each conversation shows those of its requests. Calls are given as `tool_calls`.
     `env`: names of the environment variables that its processes get. `rewards`: false leaves the
     rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are more than
-    one conversation.
+    one conversation. `ignored`: options of requests that do nothing, and are refused otherwise.
     """
 
     deterministic: ClassVar[bool] = False
@@ -64,6 +64,7 @@ class Conversed(ChatEnvironment):
     env: tuple[str, ...] = ()
     rewards: bool = True
     branches: bool = True
+    ignored: tuple[Ignorable, ...] = ()
 
     _desk: Desk | None = PrivateAttr(default=None)
     _untaught: str = PrivateAttr(default="")  # why no request may have tools, where none may
@@ -138,7 +139,7 @@ class Conversed(ChatEnvironment):
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """With the server that is asked."""
-        self._desk = Desk()
+        self._desk = Desk(self.ignored)
         async with self._desk.open():
             yield
 
