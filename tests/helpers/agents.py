@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 ENDED: list[str] = []
+ELSEWHERE = "https://example.org/cat.png"
 
 
 def ask(base_url, api_key, messages, **more):
@@ -143,6 +144,19 @@ def brings_tools(base_url, api_key, model, row):
         raise RuntimeError(error.read().decode()) from error
 
 
+def searches_the_web(base_url, api_key, model, row):
+    """Has a tool that OpenAI runs itself."""
+    try:
+        ask(base_url, api_key, list(row["messages"]), tools=[{"type": "web_search"}])
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(error.read().decode()) from error
+
+
+def begins_an_answer(base_url, api_key, model, row):
+    """Wants the policy to go on with words that are put into its mouth."""
+    ask(base_url, api_key, [*row["messages"], {"role": "assistant", "content": "Sure: "}])
+
+
 def uses_tools(base_url, api_key, model, row):
     """Runs one tool for the policy."""
     messages = list(row["messages"])
@@ -235,6 +249,8 @@ def malformed(base_url, api_key, model, row):
         ({"role": "assistant", "tool_calls": [{"function": "look"}]}, {}),
         ({"role": "user", "content": 5}, {}),
         ({"role": "user", "content": "on"}, {"tools": 5}),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, {}),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ELSEWHERE}}]}, {}),
     ):
         try:
             ask(base_url, api_key, [message, {"role": "user", "content": "on"}], **more)

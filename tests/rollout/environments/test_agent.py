@@ -202,6 +202,14 @@ def test_a_recipe_may_ignore_that_an_agent_demands_a_call():
         played.close()
 
 
+def test_a_tool_that_is_no_function_is_refused():
+    played = world("searches_the_web", chat_tokenizer(HERMES))
+    seen = played.reset(PROMPT, 0).begin().result()
+    assert seen.failure is not None
+    assert "a tool is no function with a name: {'type': 'web_search'}" in seen.failure.message
+    played.close()
+
+
 def test_without_branches_a_request_with_other_tools_is_a_failure_of_its_sample():
     tokenizer = chat_tokenizer(HERMES)
     played = world("brings_a_tool", tokenizer, branches=False)
@@ -246,6 +254,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
             "brings_tools",
             "the policy can see none: .*teaches no format of tool calls",
         ),
+        ("begins_an_answer", "its last one is an answer, and a turn is written whole"),
         ("misspells", r"^helpers.agents:misspells: KeyError: 'anwser' \(agents.py:\d+\)$"),
         ("groups", r"KeyError: 'part 0' \(agents.py:\d+\), and 1 more"),
     ],
@@ -266,12 +275,14 @@ def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
     played = world("malformed")
     seen = begun(played).step(turn("a")).result()
     assert seen.failure is not None
-    assert seen.failure.message.count("400 ") == 4
+    assert seen.failure.message.count("400 ") == 6
     for why in (
         "tool_calls of a message are no list of calls: 5",
         "tool_calls of a message are no list of calls: [{'function': 'look'}]",
         "the content of a message is no text and no list of parts: 5",
         "tools are no list: 5",
+        "message 0 has a part of type 'input_audio', and only text and images are read",
+        "message 0 has an image that cannot be read: it is elsewhere, and nothing is fetched: give",
     ):
         assert why in seen.failure.message
     played.close()

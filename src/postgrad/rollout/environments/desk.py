@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from postgrad.core.media import MARK
 from postgrad.core.untrusted import parse_json
-from postgrad.data.chat_format import IMAGE_PARTS, parts_of
+from postgrad.data.chat_format import parts_of
 from postgrad.data.images import content_of
 
 MODEL = "policy"  # what agents may call it; any name is taken
@@ -253,19 +252,14 @@ def _is_call(call: Any) -> bool:
     return isinstance(call, dict) and isinstance(call.get("function"), dict)
 
 
-def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Role, text, images by their hashes, and calls of a message, in one form whoever wrote it.
-    Raises ValueError for an image that cannot be read.
+    number: its own, which errors name. Raises ValueError for a part that the policy would not see.
     """
     content, images = message.get("content"), list(message.get("images", ()))
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part for part in content if isinstance(part, Mapping)]
-        content = "".join(
-            MARK if part.get("type") in IMAGE_PARTS else str(part.get("text", "")) for part in parts
-        )
-        shown = [part for part in parts if part.get("type") in IMAGE_PARTS]
-        sources = parts_of(shown, 0)[1]
-        images = [hashlib.sha256(content_of(source, None)).hexdigest() for source in sources]
+        content, sources = parts_of(content, number)
+        images = [_digest(source, number) for source in sources]
     plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
     if images:
         plain["images"] = images
@@ -275,6 +269,13 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if calls:
         plain["calls"] = [_called(call) for call in calls]
     return plain
+
+
+def _digest(source: Any, number: int) -> str:
+    try:
+        return hashlib.sha256(content_of(source, None)).hexdigest()
+    except ValueError as error:
+        raise ValueError(f"message {number} has an image that cannot be read: {error}") from error
 
 
 def _called(call: Any) -> list[Any]:
