@@ -134,6 +134,16 @@ def demands_a_call(base_url, api_key, model, row):
     return float(message["content"] == "a")
 
 
+def forbids_calls(base_url, api_key, model, row):
+    """Shows a tool for later, and wants words first."""
+    tools = [{"type": "function", "function": {"name": "next", "parameters": {}}}]
+    messages = list(row["messages"])
+    messages.append(ask(base_url, api_key, messages, tools=tools, tool_choice="none")["message"])
+    assert "tool_calls" not in messages[-1]
+    messages.append({"role": "user", "content": "now"})
+    return float(len(ask(base_url, api_key, messages, tools=tools)["message"]["tool_calls"]))
+
+
 def brings_tools(base_url, api_key, model, row):
     """Has tools of its own, of which the recipe knows nothing."""
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}

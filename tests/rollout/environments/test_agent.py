@@ -202,6 +202,19 @@ def test_a_recipe_may_ignore_that_an_agent_demands_a_call():
         played.close()
 
 
+def test_where_a_request_forbids_calls_they_stay_text_and_the_conversation_goes_on():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("forbids_calls", tokenizer)
+    episode = played.reset(PROMPT, 0)
+    assert episode.begin().result().failure is None
+    call = '<tool_call>{"name": "next", "arguments": {}}</tool_call>'
+    seen = episode.step(turn(call, 0, tokenizer)).result()
+    assert (seen.failure, seen.behind) == (None, "newest")
+    last = episode.step(turn(call, 1, tokenizer)).result()
+    assert (last.failure, last.reward) == (None, 1.0)
+    played.close()
+
+
 def test_a_tool_that_is_no_function_is_refused():
     played = world("searches_the_web", chat_tokenizer(HERMES))
     seen = played.reset(PROMPT, 0).begin().result()

@@ -169,6 +169,7 @@ class _AgentRequest:
     messages: list[dict[str, Any]]  # in one form
     sent: list[Any]  # as they came
     tools: ShownTools  # that its conversation shows
+    calls: bool  # whether the answer may have calls; else they stay text
     answer: asyncio.Future[ChatAnswer]
 
 
@@ -246,7 +247,8 @@ class _Conversation:
         tools = self._rules.shown(body.get("tools") or ())
         messages = [plain_message(each, n) for n, each in enumerate(body["messages"])]
         answer = asyncio.get_running_loop().create_future()
-        await self._queue.put(_AgentRequest(messages, body["messages"], tools, answer))
+        calls = body.get("tool_choice") != "none"
+        await self._queue.put(_AgentRequest(messages, body["messages"], tools, calls, answer))
         return await answer
 
     async def _next(self) -> Reply | None:
@@ -326,8 +328,9 @@ class _Conversation:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         assert self._open is not None
         # Marks of tool calls may be special tokens, and those of gpt-oss's channels are.
-        marked = self._open.tools or self._rules.tool_format == "harmony"
-        content, calls = self._rules.read(turn.marked if marked else turn.text, self._open.tools)
+        tools = self._open.tools if self._open.calls else ()
+        marked = tools or self._rules.tool_format == "harmony"
+        content, calls = self._rules.read(turn.marked if marked else turn.text, tools)
         if not calls:
             return {"role": "assistant", "content": content}, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
