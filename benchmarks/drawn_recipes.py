@@ -263,8 +263,8 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         raw["eval"] = {"path": world.held_out[rows]}
     if job == "rl" and rng.random() < 0.3:
         raw["eval"] = _eval_sets(world.held_out[rows], rng)
-    if job == "rl" and rng.random() < 0.3:
-        raw |= _played(rng, raw)
+    if job == "rl" and rng.random() < 0.3 and "hint" not in raw["data"]:
+        raw |= _played(rng, raw)  # it begins with other words than those that a hint replaces
     return raw
 
 

@@ -213,6 +213,50 @@ def test_jobs_read_the_selected_rows(
     assert len(training(rl, tokenizer)) == 20
 
 
+@pytest.mark.slow
+def test_sft_learns_of_episodes_what_the_policy_wrote_in_them(
+    make_recipe: MakeRecipe,
+    models: Callable[[int], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
+    rl = make_recipe(
+        "rl",
+        model={"path": models(0), "init": None},
+        environment={"type": "rooms:Rooms", "max_turns": 4},
+        data={"max_len": 300},
+        rollout={"max_new_tokens": 30, "stop": [*"abcdefghijklmno"]},
+    )
+    generated = generate(rl, tmp_path / "to", QUIET, Extent(samples=3, rows=8))
+    samples = {(s["row"], s["sample"]): s for group in generated.groups() for s in group}
+    path = tmp_path / "all.jsonl"
+    select(generated.groups(), RowSelection(keep_truncated=True), path, generated.name)
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    learned: dict[Any, list[str]] = {}
+    per_row: list[list[str]] = []
+    for row in rows:
+        answers = [m for m in row["messages"] if m["role"] == "assistant"]
+        new = [m["content"] for m in answers if m.get("weight", 1)]
+        assert new
+        per_row.append(new)
+        learned.setdefault((row["row"], row["sample"]), []).extend(new)
+    assert len(rows) > len(samples)
+    for place, sample in samples.items():
+        assert len(learned[place]) == sample["counts"]["turns"]
+        assert all(text in sample["text"] for text in learned[place])
+    data = {"path": str(path), "messages": "messages", "task": {}, "max_len": 64}
+    questions = {"path": "reasoning-gym:spell_backward", "messages": ""}
+    sft, tokenizer = make_recipe("sft", data=data, eval=questions), load_tokenizer(models(0))
+    kept = training(sft, tokenizer).all()
+    assert len(kept) > 3
+    texts = [sorted(text.strip() for text in new) for new in per_row]
+    for conversation in kept:
+        ids = conversation.token_ids[conversation.loss_mask]
+        read = tokenizer.decode(ids.tolist()).split(tokenizer.eos_token)
+        assert sorted(text.strip() for text in read[:-1]) in texts
+
+
 def test_answers_without_rewards_are_generated_too(
     make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
 ) -> None:

@@ -152,9 +152,40 @@ def test_a_selection_of_nothing_is_refused(wanted: dict[str, Any], message: str)
     assert message in str(raised.value)
 
 
-def test_samples_of_several_turns_are_no_messages(tmp_path: Path) -> None:
+def test_each_conversation_of_an_episode_is_a_row_of_its_own(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "a"}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    held = [
+        {"messages": [*QUESTION, said], "tools": tools},
+        {"messages": [*QUESTION, {**said, "weight": 0}, *QUESTION, said], "tools": []},
+        {"messages": [*QUESTION, {**said, "weight": 0}, *QUESTION], "tools": []},  # not answered
+    ]
+    group = [sample(0, 1.0, conversations=held), sample(1, 0.0, conversations=held[:1])]
+    first, second = rows(tmp_path, [group], kind="best")
+    assert (first["messages"], first["tools"], first["reward"]) == (
+        held[0]["messages"], tools, 1.0
+    )  # fmt: skip
+    assert (second["messages"], "tools" in second) == (held[1]["messages"], False)
+    assert (first["sample"], second["sample"]) == (0, 0)
+    assert len(rows(tmp_path, [group], kind="all")) == 3
+
+
+def test_answers_that_the_prompt_has_already_bear_no_loss(tmp_path: Path) -> None:
+    shots = [*QUESTION, {"role": "assistant", "content": "2"}, *QUESTION]
+    (row,) = rows(tmp_path, [[sample(0, 1.0, messages=shots)]], kind="best")
+    assert [message.get("weight") for message in row["messages"]] == [None, 0, None, None]
+
+
+@pytest.mark.parametrize("key", ["turns", "conversations"])  # of an earlier version, and of this
+def test_episodes_are_no_pairs(tmp_path: Path, key: str) -> None:
+    group = [sample(number, float(number), **{key: [{}]}) for number in range(2)]
+    with pytest.raises(UsageError, match="row 10 of sums was played in an environment"):
+        rows(tmp_path, [group], kind="pairs")
+
+
+def test_episodes_of_an_earlier_version_are_no_rows(tmp_path: Path) -> None:
     group = [sample(0, 1.0, turns=[{"author": "policy", "text": "a"}])]
-    with pytest.raises(UsageError, match="row 10 of sums was answered in several turns"):
+    with pytest.raises(UsageError, match="those of an earlier version no rows"):
         rows(tmp_path, [group], kind="best")
     assert rows(tmp_path, [group], kind="difficulty")[0]["pass_rate"] == 1.0
 

@@ -45,5 +45,10 @@ def test_a_killed_run_goes_on_and_learns_from_what_the_agents_policy_read(
         for turn in later if line["step"] == 1 else ():  # later ones are of older weights too
             assert turn["logprobs"] == pytest.approx(turn["learner_logprobs"], abs=1e-4)
     steps = lines(folder / "metrics.jsonl")
+    lengths = [
+        sum(len(turn["token_ids"]) for turn in line["turns"][1:])  # behind what stands for a prompt
+        for line in samples if line["step"] == 1
+    ]  # fmt: skip
+    assert steps[0]["response_length"] == pytest.approx(sum(lengths) / len(lengths))
     assert [line["environment/conversations"] for line in steps] == [1.0] * 3
     assert all(line["logprobs/kl"] < 1e-6 for line in steps if "logprobs/kl" in line)

@@ -117,7 +117,12 @@ class Rollout:
 
     def read_prompt(self, prompt: Prompt) -> NDArray[np.int32]:
         """[P] what the policy read before the first turn: the prompt, or nothing of it."""
-        return prompt.token_ids[:0] if self.turns and self.turns[0].opens else prompt.token_ids
+        return prompt.token_ids[:0] if self.opening_tokens else prompt.token_ids
+
+    @property
+    def opening_tokens(self) -> int:
+        """Tokens of the R that stand in place of the prompt."""
+        return len(self.turns[0].token_ids) if self.turns and self.turns[0].opens else 0
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

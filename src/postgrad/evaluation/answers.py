@@ -307,7 +307,7 @@ def sample_metrics(
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [_response_length(rollout) for rollout in rollouts]
+    lengths = [len(rollout.token_ids) - rollout.opening_tokens for rollout in rollouts]
     truncated = [rollout.finish_reason != "stop" for rollout in rollouts]
     dead_ends = [rollout.finish_reason == "dead_end" for rollout in rollouts]
     metrics = {
@@ -371,9 +371,3 @@ def check_answers(
             'rows, leave them out with data.on_unreadable = "drop", or choose another [[rewards]] '
             "type"
         )
-
-
-def _response_length(rollout: Rollout) -> int:
-    """Tokens behind what the policy read first, whether a row or an environment wrote that."""
-    begun = any(turn.opens for turn in rollout.turns[:1])
-    return sum(len(turn.token_ids) for turn in rollout.turns[begun:])

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -40,6 +41,7 @@ from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environments.episode_messages import EpisodeRecords
 from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.records_json import Json, group_to_json
@@ -54,6 +56,7 @@ UNUSED = (
     "step",
     "policy_version",
     "prompt_token_ids",
+    "turns",
     "images",
     "kept",
 )  # of a line of samples.jsonl
@@ -125,9 +128,10 @@ def _read(line: bytes, shard: Path) -> Json:
 
 def _seen_from(rows: Path, folder: Path, sample: Json) -> Json:
     """A sample whose images are named as they are found from the folder of the file `rows` on."""
+    conversations = [each["messages"] for each in sample.get("conversations", ())]
     parts = [
         part
-        for message in sample["messages"]
+        for message in chain(sample["messages"], *conversations)
         if isinstance(message["content"], list)
         for part in message["content"]
         if part["type"] == "image"
@@ -216,6 +220,7 @@ class _Sampler:
         with console.phase("load") as shown, reported_to(shown.count):
             scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
         self._scorer = stack.enter_context(scorer) if scorer is not None else None
+        self.episodes: EpisodeRecords = {}
 
     def drawn(self) -> Draws[Prompt]:
         """The prompts. Raises UsageError for rows that cannot be read, played or scored."""
@@ -237,7 +242,13 @@ class _Sampler:
         recipe = self._recipe
         data, stack = recipe.data, self._stack
         played = dialogues(
-            recipe.environment, data, self.tokenizer, stack, self._reader, max_len=data.max_len
+            recipe.environment,
+            data,
+            self.tokenizer,
+            stack,
+            self._reader,
+            max_len=data.max_len,
+            records=self.episodes,
         )
         return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
@@ -365,17 +376,22 @@ def _sample(
 
 
 def _lines(group: ScoredGroup, sampler: _Sampler) -> Iterator[Json]:
-    """The samples of a prompt as in samples.jsonl, with its messages and without token ids."""
+    """The samples of a prompt as in samples.jsonl, without token ids, and with the messages of the
+    prompt; of an episode also with those of its conversations.
+    """
     lines = group_to_json(group, step=0, decode=sampler.tokenizer.decode)
     for line, rollout in zip(lines, group.rollouts, strict=True):
-        turns = line.pop("turns")
         kept = {key: value for key, value in line.items() if key not in UNUSED}
-        kept["messages"] = [
-            in_parts(message, IMAGES) if "images" in message else dict(message)
-            for message in group.prompt.messages
-        ]
+        kept["messages"] = _messages(group.prompt.messages)
         kept["tokens"] = int(rollout.policy_mask.sum())
-        if len(turns) > 1:
-            shown = ("author", "text", "opens")
-            kept["turns"] = [{key: turn[key] for key in shown if key in turn} for turn in turns]
+        if (episode := sampler.episodes.pop((rollout.ticket, rollout.sample), None)) is not None:
+            kept["conversations"] = [
+                {"messages": _messages(each.messages), "tools": list(each.tools)}
+                for each in episode.conversations
+            ]
         yield kept
+
+
+def _messages(messages: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """Messages whose images name files."""
+    return [in_parts(m, IMAGES) if "images" in m else dict(m) for m in messages]

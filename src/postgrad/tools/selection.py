@@ -18,6 +18,7 @@ from postgrad.core.text import nearest
 from postgrad.observe.sinks import fast_json
 from postgrad.recipe.pipeline import PairKind, SelectedRows
 from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.environments.episode_messages import unlearned
 
 Sample = Mapping[str, Any]  # a line of a shard
 JSONL, PARQUET = ".jsonl", ".parquet"
@@ -141,7 +142,7 @@ def _of_group(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of one prompt, or why there is none."""
     if selection.kind == "all":
-        return [_answered(sample) for sample in group], None
+        return [row for sample in group for row in _answered(sample)], None
     scored = [sample for sample in group if sample["total"] is not None]
     if not scored:
         return [], "no sample has a reward"
@@ -160,24 +161,30 @@ def _of_group(
     ranked = sorted(good, key=lambda sample: (-sample["total"], sample["sample"]))
     if selection.kind == "best":
         ranked = ranked[: selection.top]
-    return [_answered(sample) for sample in ranked], None
+    return [row for sample in ranked for row in _answered(sample)], None
 
 
-def _answered(sample: Sample) -> dict[str, Any]:
-    """A conversation, as job = "sft" reads it with data.messages = "messages"."""
-    return {
-        "messages": [*sample["messages"], *_answer(sample)],
-        "reward": sample["total"],
-        "rewards": sample["rewards"],
-        "sample": sample["sample"],
-    }
+def _answered(sample: Sample) -> list[dict[str, Any]]:
+    """The conversations of a sample, as job = "sft" reads them with data.messages = "messages":
+    one, or each of an episode. What the sample did not answer bears no loss.
+    """
+    about = {"reward": sample["total"], "rewards": sample["rewards"], "sample": sample["sample"]}
+    if "conversations" not in sample:
+        answered = [*unlearned(sample["messages"]), *_answer(sample)]
+        return [{"messages": answered, **about}]
+    return [
+        {**{name: value for name, value in conversation.items() if value}, **about}
+        for conversation in sample["conversations"]
+        if any(message.get("weight", 1) for message in conversation["messages"]
+               if message["role"] == "assistant")
+    ]  # fmt: skip
 
 
 def _answer(sample: Sample) -> list[dict[str, str]]:
-    if "turns" in sample:
+    if "turns" in sample or "conversations" in sample:
         raise UsageError(
-            f"row {sample['row']} of {sample['dataset']} was answered in several turns with an "
-            "environment, which are no messages: only --select difficulty reads such samples"
+            f"row {sample['row']} of {sample['dataset']} was played in an environment: its samples "
+            "are no pairs, and those of an earlier version no rows; --select difficulty reads them"
         )
     return [{"role": "assistant", "content": sample["text"]}]
 

@@ -38,6 +38,8 @@ class Host(ChatEnvironment):
     kind: str = "alone"
 
     def start(self, prompt, sample):
+        if self.kind == "no start":
+            raise KeyError("size")
         return _Party(self.kind)
 
 
@@ -140,6 +142,7 @@ def test_the_policy_reads_what_the_environment_begins_with(kind, messages, envir
     ("kind", "why"),
     [
         ("raises", "ConnectionError: no game is free"),
+        ("no start", "KeyError: 'size' (test_beginning.py:"),
         ("done", "the Reply of begin is done, or has a reward or counts"),
         ("reward", "the Reply of begin is done, or has a reward or counts"),
         ("counts", "the Reply of begin is done, or has a reward or counts"),
@@ -276,6 +279,7 @@ def test_each_sample_is_drawn_behind_what_its_environment_began_with():
     assert at_prompt.read_prompt(groups[0].prompt).tolist() == prompt
     assert alone.read_prompt(groups[0].prompt).tolist() == []
     assert (alone.openings, alone.token_ids[:2].tolist()) == ((), [50, 51])
+    assert [r.opening_tokens for r in groups[0].rollouts] == [0, 2, 2, 0]
     assert [tokens.tolist() for _, tokens, _ in alone.conversations(groups[0].prompt)] == [
         alone.token_ids.tolist()
     ]

@@ -22,6 +22,7 @@ from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
 from postgrad.rewards.settings import EnvironmentRewards
 from postgrad.rewards.verifier import LARGEST_SCORE
+from postgrad.rollout.environments.tool_formats import Call
 from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 ENVIRONMENTS = {
@@ -245,6 +246,15 @@ class ChatEnvironment(Settings, ABC):
         them is refused at the start.
         """
         return [{"role": self.role, "content": "0"}]
+
+    def read(
+        self, turn: HeardTurn, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, Sequence[Call]]:
+        """The text and the calls of a turn, as a message of the chat format has them. tools: that
+        its conversation shows.
+        """
+        del tools
+        return turn.text, ()
 
     def for_policy(self, *, reads_images: bool) -> Self:
         """The environment for a policy whose messages may have images, or for one of text alone."""

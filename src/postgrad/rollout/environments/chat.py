@@ -28,6 +28,7 @@ from postgrad.rollout.environments.base import (
     wrong_with,
 )
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
+from postgrad.rollout.environments.episode_messages import EpisodeMessages, EpisodeRecords
 from postgrad.rollout.environments.template import Template, with_images
 from postgrad.rollout.settings import EnvironmentSettings
 
@@ -56,9 +57,10 @@ class Dialogue:
         template: Template,
         settings: EnvironmentSettings,
         warn: Callable[[str], None] | None = None,
+        records: EpisodeRecords | None = None,
     ) -> None:
         """warn: is told, from any thread, of what a course's `close` raises; None: a RuntimeWarning
-        of Python's is.
+        of Python's is. records: gets the messages of all episodes.
         """
         stated = settings.deterministic
         self._warn = warn
@@ -66,6 +68,8 @@ class Dialogue:
         self.chat = chat
         self.template = template
         self.settings = settings
+        self.records = records
+        self.tools: Sequence[Mapping[str, Any]] = chat.variables().get("tools", ())
         self.deterministic = chat.deterministic if stated is None else stated
         self.concurrent = settings.concurrent if chat.waits else 0
         self.turn_tokens: Sequence[int] = settings.turn_tokens
@@ -76,7 +80,11 @@ class Dialogue:
         """A new episode around a new course of the environment."""
         course = _course("start", lambda: self.chat.start(prompt, sample))
         self.require_directory()
-        return _Episode(self, course or _NOTHING, prompt)
+        episode = _Episode(self, course or _NOTHING, prompt)
+        if self.records is not None:
+            episode.record = EpisodeMessages(prompt.messages, self.tools)
+            self.records[prompt.ticket, sample] = episode.record
+        return episode
 
     def resume(
         self,
@@ -146,9 +154,12 @@ class _NotStarted:
     def __init__(self, failure: EpisodeFailure) -> None:
         self._failure = failure
 
+    def begin(self) -> Reply:
+        raise StepFailed(self._failure.cause, self._failure.message)
+
     def step(self, text: str) -> Reply:
         del text
-        raise StepFailed(self._failure.cause, self._failure.message)
+        return self.begin()
 
 
 _NOTHING = _NotStarted(
@@ -158,7 +169,7 @@ _NOTHING = _NotStarted(
 
 def _course(method: str, begin: Callable[[], Any]) -> Course | HearingCourse | None:
     """The course that a method of the environment returns. What it raises, and a return value that
-    is no course, become the failure of the sample's next step.
+    is no course, become the failure of its sample.
     """
     try:
         course = begin()
@@ -192,6 +203,7 @@ class _Episode:
         self._tokens = len(prompt.token_ids)  # of the newest conversation
         self._template = dialogue.template  # of the newest conversation
         self._shown = 0  # images of all replies
+        self.record: EpisodeMessages | None = None
         self._seconds = 0.0  # that replies have taken
 
     @property
@@ -235,6 +247,9 @@ class _Episode:
     def step(self, response: Completion) -> Step:
         """Begins the environment's reply, which becomes tokens where its result is asked for."""
         self._add(response)
+        if self.record is not None:
+            tools = self.record.conversations[-1].tools
+            self.record.write(*self._dialogue.chat.read(self._heard_turn(response), tools))
         if response.finish_reason != "stop":
             self.close()
             return at_once(Observation(_TOKENS, done=True, counts=self._counts()))
@@ -246,10 +261,14 @@ class _Episode:
         if hear is None:
             text = self._dialogue.text(response)
             return lambda: self._course.step(text)
+        turn = self._heard_turn(response)
+        return lambda: hear(turn)
+
+    def _heard_turn(self, response: Completion) -> HeardTurn:
+        """The policy's newest turn with its marks and numbers of tokens."""
         written = len(response.token_ids)
         marked = self._template.text(response.token_ids)
-        turn = HeardTurn(response.text, marked, self._tokens - written, written)
-        return lambda: hear(turn)
+        return HeardTurn(response.text, marked, self._tokens - written, written)
 
     def _replied(self, step: Callable[[], Any]) -> Handle[Timed]:
         dialogue = self._dialogue
@@ -328,6 +347,8 @@ class _Episode:
         tools = None if reply.tools is None else tuple(reply.tools)
         seen = Observation(tokens, done=False, images=images, behind=behind, tools=tools)
         self._say(seen)
+        if self.record is not None:
+            self.record.read(messages, behind, tools)
         return seen
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
@@ -350,9 +371,10 @@ def dialogue(
     reader: "ImageReader | None" = None,
     warn: Callable[[str], None] | None = None,
     most: int | None = None,
+    records: EpisodeRecords | None = None,
 ) -> Dialogue:
     """The environment that `settings` name, for a tokenizer. variables: of template_call. reader:
-    of a policy that reads images. warn: as of Dialogue. most: as of Template.
+    of a policy that reads images. warn, records: as of Dialogue. most: as of Template.
 
     Raises UsageError where the chat template cannot write the environment's messages.
     """
@@ -367,4 +389,4 @@ def dialogue(
     template = Template(tokenizer, {**variables, **chat_variables}, reader, most)
     for message in chat.examples():  # refused here, if at all
         template.after([message], closed=True)
-    return Dialogue(chat, template, settings, warn)
+    return Dialogue(chat, template, settings, warn, records)

@@ -122,13 +122,14 @@ class Conversed(ChatEnvironment):
             )
         return self.tools
 
-    def read(self, text: str, tools: ShownTools) -> tuple[str, list[Call]]:
-        """What a turn of the policy says, and its calls. A call that is none is text. tools: that
-        its conversation shows.
-        """
+    def read(
+        self, turn: HeardTurn, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, Sequence[Call]]:
+        """A call that is none is text."""
         style, every = self.tool_format, Calls()
         if style == "auto" or not (tools or style == "harmony"):
-            return text, []
+            return turn.text, ()
+        text = turn.marked  # of calls and of gpt-oss's channels may be special tokens
         if tools:
             functions = [tool.get("function", {}) for tool in tools]
             schemas = {tool.get("name"): tool.get("parameters", {}) for tool in functions}
@@ -327,10 +328,7 @@ class _Conversation:
     def _message(self, turn: HeardTurn) -> tuple[dict[str, Any], dict[str, Call]]:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         assert self._open is not None
-        # Marks of tool calls may be special tokens, and those of gpt-oss's channels are.
-        tools = self._open.tools if self._open.calls else ()
-        marked = tools or self._rules.tool_format == "harmony"
-        content, calls = self._rules.read(turn.marked if marked else turn.text, tools)
+        content, calls = self._rules.read(turn, self._open.tools if self._open.calls else ())
         if not calls:
             return {"role": "assistant", "content": content}, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)

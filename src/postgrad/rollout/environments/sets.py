@@ -12,6 +12,7 @@ from postgrad.data.templates import template_call
 from postgrad.rollout.environment import Environment, Environments
 from postgrad.rollout.environments.base import ChatEnvironment, build, failure_of
 from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.environments.episode_messages import EpisodeRecords
 from postgrad.rollout.settings import EnvironmentSets
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ def dialogues(
     reader: "ImageReader | None" = None,
     warn: Callable[[str], None] | None = None,
     max_len: int | None = None,
+    records: EpisodeRecords | None = None,
 ) -> Environments:
     """The environments that `settings` name, with the chat template of `data`. stack: ends their
     threads and processes, which otherwise end with them. reader: of a policy that reads images.
-    warn: as of Dialogue. max_len: tokens of the longest sample; None: any number.
+    warn, records: as of Dialogue. max_len: tokens of the longest sample; None: any number.
     Raises the errors of `dialogue`.
     """
     by_name: dict[str | None, Environment] = {}
     for name, environment in (settings.by_name if settings else {}).items():
-        world = dialogue(environment, tokenizer, template_call(data), reader, warn, max_len)
+        call = template_call(data)
+        world = dialogue(environment, tokenizer, call, reader, warn, max_len, records)
         if stack is not None:
             stack.callback(world.close)
         by_name[name] = world

@@ -19,7 +19,13 @@ from postgrad.core.text import resolve
 from postgrad.data.chat_format import IMAGE_PARTS, TEXT_PARTS, Message
 from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
-from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.base import (
+    ChatEnvironment,
+    Course,
+    HeardTurn,
+    Reply,
+    StepFailed,
+)
 from postgrad.rollout.environments.function_worker import TOLD
 from postgrad.rollout.environments.mcp_servers import MCPServer, ServerSessions, tools_of
 from postgrad.rollout.environments.tool_calls import (
@@ -28,6 +34,7 @@ from postgrad.rollout.environments.tool_calls import (
     result_example,
     result_message,
     taught_format,
+    text_beside,
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, Malformed, ToolFormat
 from postgrad.rollout.environments.workers import FunctionWorkers
@@ -224,6 +231,20 @@ class Tools(ChatEnvironment):
 
     def examples(self) -> Sequence[Message]:
         return [result_example(next(iter(self.all_tools())))]
+
+    def read(
+        self, turn: HeardTurn, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, Sequence[Call]]:
+        """A turn with a call that is malformed is text alone."""
+        del tools
+        if self.tool_format == "auto":
+            raise ValueError("for_template has not been called")
+        schemas = {name: tool.parameters for name, tool in self.all_tools().items()}
+        calls = calls_in(turn.marked, self.tool_format, schemas)
+        well_formed = [call for call in calls if isinstance(call, Call)]
+        if len(well_formed) < len(calls):
+            return turn.marked, ()
+        return text_beside(turn.marked, self.tool_format), well_formed
 
     def for_policy(self, *, reads_images: bool) -> Self:
         environment = self.model_copy()
