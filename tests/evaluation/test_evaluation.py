@@ -306,6 +306,18 @@ def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
     }
 
 
+def test_what_an_environment_begins_with_is_no_part_of_a_response() -> None:
+    (read,) = group(5, 1.0).rollouts[0].turns  # of 7 tokens
+    read = dataclasses.replace(read, author="environment", opens=True)
+    whole = group(0, 1.0)
+    said = whole.rollouts[0].turns * 2
+    begun = dataclasses.replace(whole.rollouts[0], turns=(read, *said))
+    again = dataclasses.replace(whole.rollouts[0], turns=(read, said[0], read, said[1]))
+    for rollout, length in ((begun, 4.0), (again, 11.0)):
+        found = sample_metrics([dataclasses.replace(whole, rollouts=(rollout,))], None)
+        assert found["response_length"] == length
+
+
 @pytest.mark.slow
 def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
     make_recipe: Any, console: Console, tmp_path: Path

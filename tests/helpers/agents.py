@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 ENDED: list[str] = []
+ELSEWHERE = "https://example.org/cat.png"
 
 
 def ask(base_url, api_key, messages, **more):
@@ -127,6 +128,22 @@ def asks_for_several(base_url, api_key, model, row):
     ask(base_url, api_key, list(row["messages"]), n=2)
 
 
+def demands_a_call(base_url, api_key, model, row):
+    """Says that the policy has to call a tool, as frameworks do that read answers from calls."""
+    message = ask(base_url, api_key, list(row["messages"]), tool_choice="required")["message"]
+    return float(message["content"] == "a")
+
+
+def forbids_calls(base_url, api_key, model, row):
+    """Shows a tool for later, and wants words first."""
+    tools = [{"type": "function", "function": {"name": "next", "parameters": {}}}]
+    messages = list(row["messages"])
+    messages.append(ask(base_url, api_key, messages, tools=tools, tool_choice="none")["message"])
+    assert "tool_calls" not in messages[-1]
+    messages.append({"role": "user", "content": "now"})
+    return float(len(ask(base_url, api_key, messages, tools=tools)["message"]["tool_calls"]))
+
+
 def brings_tools(base_url, api_key, model, row):
     """Has tools of its own, of which the recipe knows nothing."""
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
@@ -135,6 +152,19 @@ def brings_tools(base_url, api_key, model, row):
         ask(base_url, api_key, list(row["messages"]), tools=tools)
     except urllib.error.HTTPError as error:
         raise RuntimeError(error.read().decode()) from error
+
+
+def searches_the_web(base_url, api_key, model, row):
+    """Has a tool that OpenAI runs itself."""
+    try:
+        ask(base_url, api_key, list(row["messages"]), tools=[{"type": "web_search"}])
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(error.read().decode()) from error
+
+
+def begins_an_answer(base_url, api_key, model, row):
+    """Wants the policy to go on with words that are put into its mouth."""
+    ask(base_url, api_key, [*row["messages"], {"role": "assistant", "content": "Sure: "}])
 
 
 def uses_tools(base_url, api_key, model, row):
@@ -229,6 +259,8 @@ def malformed(base_url, api_key, model, row):
         ({"role": "assistant", "tool_calls": [{"function": "look"}]}, {}),
         ({"role": "user", "content": 5}, {}),
         ({"role": "user", "content": "on"}, {"tools": 5}),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, {}),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ELSEWHERE}}]}, {}),
     ):
         try:
             ask(base_url, api_key, [message, {"role": "user", "content": "on"}], **more)

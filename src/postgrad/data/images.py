@@ -219,8 +219,10 @@ def content_of(source: Any, folder: Path | None) -> bytes:
         source = unquote(urlparse(source).path)
     elif REMOTE.match(source):
         raise ValueError(
-            "it is elsewhere, and nothing is fetched while rows are read: download it first, and "
-            "name the file"
+            "it is elsewhere, and nothing is fetched: give the image itself, as a data URL"
+            if folder is None
+            else "it is elsewhere, and nothing is fetched while rows are read: download it first, "
+            "and name the file"
         )
     elif BASE64.fullmatch(source):
         return _from_base64(source)

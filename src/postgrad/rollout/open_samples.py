@@ -178,6 +178,7 @@ class OpenSample:
                 f"{self._drawing.max_len} has no room for a turn"
             )
             self._failure = EpisodeFailure("error", message)
+            self._finish = "stop"  # no answer was cut
         return request
 
     def _after(self, observation: Observation) -> Request | None:

@@ -192,6 +192,37 @@ def test_tools_of_a_request_are_among_those_that_the_recipe_states():
     played.close()
 
 
+def test_a_recipe_may_ignore_that_an_agent_demands_a_call():
+    for ignored, seen in (((), (0.0, True)), (("tool_choice",), (1.0, False))):
+        played = world("demands_a_call", ignored=ignored)
+        episode = played.reset(PROMPT, 0)
+        last = episode.begin().result()
+        last = last if last.done else episode.step(turn("a")).result()
+        assert (last.reward, last.failure is not None) == seen
+        played.close()
+
+
+def test_where_a_request_forbids_calls_they_stay_text_and_the_conversation_goes_on():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("forbids_calls", tokenizer)
+    episode = played.reset(PROMPT, 0)
+    assert episode.begin().result().failure is None
+    call = '<tool_call>{"name": "next", "arguments": {}}</tool_call>'
+    seen = episode.step(turn(call, 0, tokenizer)).result()
+    assert (seen.failure, seen.behind) == (None, "newest")
+    last = episode.step(turn(call, 1, tokenizer)).result()
+    assert (last.failure, last.reward) == (None, 1.0)
+    played.close()
+
+
+def test_a_tool_that_is_no_function_is_refused():
+    played = world("searches_the_web", chat_tokenizer(HERMES))
+    seen = played.reset(PROMPT, 0).begin().result()
+    assert seen.failure is not None
+    assert "a tool is no function with a name: {'type': 'web_search'}" in seen.failure.message
+    played.close()
+
+
 def test_without_branches_a_request_with_other_tools_is_a_failure_of_its_sample():
     tokenizer = chat_tokenizer(HERMES)
     played = world("brings_a_tool", tokenizer, branches=False)
@@ -236,6 +267,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
             "brings_tools",
             "the policy can see none: .*teaches no format of tool calls",
         ),
+        ("begins_an_answer", "its last one is an answer, and a turn is written whole"),
         ("misspells", r"^helpers.agents:misspells: KeyError: 'anwser' \(agents.py:\d+\)$"),
         ("groups", r"KeyError: 'part 0' \(agents.py:\d+\), and 1 more"),
     ],
@@ -256,12 +288,14 @@ def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
     played = world("malformed")
     seen = begun(played).step(turn("a")).result()
     assert seen.failure is not None
-    assert seen.failure.message.count("400 ") == 4
+    assert seen.failure.message.count("400 ") == 6
     for why in (
         "tool_calls of a message are no list of calls: 5",
         "tool_calls of a message are no list of calls: [{'function': 'look'}]",
         "the content of a message is no text and no list of parts: 5",
         "tools are no list: 5",
+        "message 0 has a part of type 'input_audio', and only text and images are read",
+        "message 0 has an image that cannot be read: it is elsewhere, and nothing is fetched: give",
     ):
         assert why in seen.failure.message
     played.close()

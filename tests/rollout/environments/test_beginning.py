@@ -332,8 +332,10 @@ def pause(seconds: float, observation: Observation) -> Observation:
 
 def test_an_opening_that_no_turn_fits_behind_is_a_failure():
     groups = sampled(Ticking(length), Openings(), max_len=2)
-    failure = groups[0].rollouts[1].failure
+    rollout = groups[0].rollouts[1]
+    failure = rollout.failure
     assert failure is not None
+    assert rollout.finish_reason == "stop"  # no answer was cut
     assert failure.message == (
         "it begins with 2 tokens, behind which data.max_len = 2 has no room for a turn"
     )

@@ -284,3 +284,21 @@ def test_an_environment_that_is_forgotten_ends_its_thread():
     del played
     thread.join(10.0)
     assert not thread.is_alive()
+
+
+def test_an_environment_that_is_forgotten_in_its_own_thread_ends_it_without_an_error():
+    errors = []
+    side = SideBySide(nothing, 1)
+
+    async def forgets():  # as the collector of garbage does, which may run there
+        try:
+            side.close()
+        except RuntimeError as error:
+            errors.append(error)
+        return Reply()
+
+    handle = side.begin(forgets, 30.0, "limit")
+    thread = side._thread
+    assert thread is not None
+    thread.join(10.0)
+    assert (thread.is_alive(), handle.done(), errors) == (False, True, [])

@@ -376,3 +376,33 @@ def test_a_reply_with_a_character_that_the_tokenizer_lacks_is_told():
     tokenizer = FAMILIES["chatml"][0]
     with pytest.raises(UsageError, match="the tokenizer cannot write it"):
         Template(tokenizer, {}).after([{"role": "user", "content": "é"}], closed=True)
+
+
+def test_a_conversation_that_the_template_writes_without_a_message_is_refused():
+    template = Template(chat_tokenizer(*WITH_TOOLS["qwen"]), {})
+    user = {"role": "user", "content": "hi"}
+    for role, messages in (
+        ("developer", [{"role": "developer", "content": "Be brief."}, user]),
+        ("system", [user, {"role": "system", "content": "Be brief."}]),
+    ):
+        with pytest.raises(UsageError, match=f"it drops the text 'Be brief.' of '{role}'"):
+            template.opening(messages)
+
+
+def test_a_template_may_take_flags_out_of_instructions_and_thoughts_out_of_answers():
+    written = TEMPLATE.replace(
+        "+ message['content']",
+        "+ message['content'].replace('/no_think', '').split('</think>')[-1]",
+    )
+    template = Template(chat_tokenizer(written), {})
+    tokens, _ = template.opening(
+        [
+            {"role": "system", "content": "/no_think"},
+            {"role": "user", "content": "Be /no_think brief"},
+            {"role": "assistant", "content": "<think>hm</think>so"},
+            {"role": "user", "content": "on"},
+        ]
+    )
+    text = chat_tokenizer().decode(tokens)
+    assert "user\nBe  brief<|im_end|>" in text
+    assert "assistant\nso<|im_end|>" in text

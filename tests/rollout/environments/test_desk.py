@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from postgrad.rollout.environments.desk import ChatAnswer, Desk
+from postgrad.rollout.environments.desk import ChatAnswer, Desk, Ignorable
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -35,11 +35,11 @@ class Policy:
         return ChatAnswer(message, read=10 + number, written=number)
 
 
-def played(scene: Any) -> None:
+def played(scene: Any, ignored: Sequence[Ignorable] = ()) -> None:
     """scene(policy, post, url): post(body, retry) sends a request as OpenAI's client does."""
 
     async def play() -> None:
-        desk, policy = Desk(), Policy()
+        desk, policy = Desk(ignored), Policy()
         async with desk.open(), httpx.AsyncClient(timeout=60) as client:
             with desk.seat(policy) as key:
 
@@ -132,6 +132,48 @@ def test_an_option_that_would_be_ignored_in_silence_is_refused(
         reply = await post({**BODY, option: value})
         assert reply.status_code == 400
         assert f"'{option}' is not possible here: {why}" in reply.json()["error"]["message"]
+
+    played(scene)
+
+
+AS_SMOLAGENTS = {"stop": ["Observation:"], "tool_choice": "required"}
+
+
+def test_all_options_that_are_refused_are_told_together_with_the_key_that_ignores_them() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        reply = await post({**BODY, **AS_SMOLAGENTS, "functions": [{"name": "look"}]})
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "'functions' is not possible here: send tools; "
+            "'stop' is not possible here: set rollout.stop in the recipe; "
+            "'tool_choice' is not possible here: the policy chooses; "
+            'environment.ignored = ["stop", "tool_choice"] takes what the agent need not have',
+        )
+
+    played(scene)
+
+
+def test_options_that_the_recipe_ignores_are_taken_and_no_others() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        assert content(await post({**BODY, **AS_SMOLAGENTS})) == "answer 1"
+        reply = await post({**BODY, **AS_SMOLAGENTS, "response_format": {"type": "json_object"}})
+        assert reply.status_code == 400
+        assert "'response_format' is not possible here" in reply.json()["error"]["message"]
+
+    played(scene, ("stop", "tool_choice"))
+
+
+def test_a_program_that_asks_another_interface_is_told_which_ones_there_are() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        url, _ = where.split()
+        async with httpx.AsyncClient() as client:
+            reply = await client.post(f"{url}/responses", json={"input": "hi"})
+        assert reply.status_code == 404
+        assert reply.json()["error"]["message"] == (
+            "/v1/responses is not served, only /v1/chat/completions and /v1/models: let the agent "
+            "use the chat completions API"
+        )
 
     played(scene)
 

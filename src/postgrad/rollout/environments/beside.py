@@ -112,7 +112,8 @@ class SideBySide:
         loop = self._opened.result()
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSING)
+        if self._thread is not threading.current_thread():  # where garbage is collected there
+            self._thread.join(_CLOSING)
 
     def _start(self) -> None:
         self._thread = threading.Thread(

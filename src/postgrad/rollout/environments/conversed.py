@@ -31,7 +31,7 @@ from postgrad.rollout.environments.base import (
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, plain_message
+from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, Ignorable, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     ids_of,
@@ -53,7 +53,7 @@ class Conversed(ChatEnvironment):
     left out, each conversation shows those of its requests. Calls are given as `tool_calls`.
     `env`: names of the environment variables that its processes get. `rewards`: false leaves the
     rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are more than
-    one conversation.
+    one conversation. `ignored`: options of requests that do nothing, and are refused otherwise.
     """
 
     deterministic: ClassVar[bool] = False
@@ -64,6 +64,7 @@ class Conversed(ChatEnvironment):
     env: tuple[str, ...] = ()
     rewards: bool = True
     branches: bool = True
+    ignored: tuple[Ignorable, ...] = ()
 
     _desk: Desk | None = PrivateAttr(default=None)
     _untaught: str = PrivateAttr(default="")  # why no request may have tools, where none may
@@ -110,8 +111,8 @@ class Conversed(ChatEnvironment):
                 raise ValueError(
                     f"the request has tools, and the policy can see none: {self._untaught}"
                 )
-            if odd := [tool for tool in tools if not isinstance(tool, dict)]:
-                raise ValueError(f"a tool is no object: {repr(odd[0])[:200]}")
+            if odd := [tool for tool in tools if not _is_function(tool)]:
+                raise ValueError(f"a tool is no function with a name: {repr(odd[0])[:200]}")
             return tuple(tools)
         stated = {_name_of(tool) for tool in self.tools}
         if hidden := [name for name in map(_name_of, tools) if name not in stated]:
@@ -139,7 +140,7 @@ class Conversed(ChatEnvironment):
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """With the server that is asked."""
-        self._desk = Desk()
+        self._desk = Desk(self.ignored)
         async with self._desk.open():
             yield
 
@@ -169,6 +170,7 @@ class _AgentRequest:
     messages: list[dict[str, Any]]  # in one form
     sent: list[Any]  # as they came
     tools: ShownTools  # that its conversation shows
+    calls: bool  # whether the answer may have calls; else they stay text
     answer: asyncio.Future[ChatAnswer]
 
 
@@ -192,7 +194,7 @@ class _Conversation:
             "messages": [sent_message(message) for message in prompt.messages],
             **prompt.metadata,
         }
-        self._prompt: list[dict[str, Any]] = [plain_message(m) for m in prompt.messages]
+        self._prompt = [plain_message(each, n) for n, each in enumerate(prompt.messages)]
         self._turns: list[_AgentTurn] = []
         self._agent: asyncio.Task[Ended] | None = None
         self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
@@ -213,7 +215,8 @@ class _Conversation:
         assert self._agent is not None  # `begin` has ended
         assert self._open is not None
         message, calls = self._message(turn)
-        messages = [*self._open.messages, plain_message(message)]
+        read = self._open.messages
+        messages = [*read, plain_message(message, len(read))]
         self._turns.append(_AgentTurn(messages, {**self._calls, **calls}, self._open.tools))
         if not self._open.answer.done():
             self._open.answer.set_result(ChatAnswer(message, turn.read, turn.written))
@@ -243,9 +246,10 @@ class _Conversation:
         if self._closed:  # an agent that was cancelled may ask all the same
             raise ValueError(ENDED)
         tools = self._rules.shown(body.get("tools") or ())
-        messages = [plain_message(message) for message in body["messages"]]
+        messages = [plain_message(each, n) for n, each in enumerate(body["messages"])]
         answer = asyncio.get_running_loop().create_future()
-        await self._queue.put(_AgentRequest(messages, body["messages"], tools, answer))
+        calls = body.get("tool_choice") != "none"
+        await self._queue.put(_AgentRequest(messages, body["messages"], tools, calls, answer))
         return await answer
 
     async def _next(self) -> Reply | None:
@@ -272,7 +276,11 @@ class _Conversation:
         """The messages of a request that the policy has not read, and what they stand behind."""
         messages, sent = asked.messages, asked.sent
         if not messages or messages[-1]["role"] == "assistant":
-            raise StepFailed("error", "the agent's request has no message behind the policy's")
+            raise StepFailed(
+                "error",
+                "the agent's request has no message for the policy to answer: its last one is "
+                f"{'an answer' if messages else 'not there'}, and a turn is written whole",
+            )
         if not self._turns and messages == self._prompt and asked.tools == self._rules.tools:
             return Reply()
         newest = len(self._turns) - 1
@@ -320,7 +328,7 @@ class _Conversation:
     def _message(self, turn: HeardTurn) -> tuple[dict[str, Any], dict[str, Call]]:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         assert self._open is not None
-        content, calls = self._rules.read(turn, self._open.tools)
+        content, calls = self._rules.read(turn, self._open.tools if self._open.calls else ())
         if not calls:
             return {"role": "assistant", "content": content}, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
@@ -338,6 +346,11 @@ class _Conversation:
             ],
         }
         return message, by_id
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _name_of(tool: Any) -> str:

@@ -11,11 +11,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from postgrad.core.media import MARK
 from postgrad.core.untrusted import parse_json
-from postgrad.data.chat_format import IMAGE_PARTS, parts_of
+from postgrad.data.chat_format import parts_of
 from postgrad.data.images import content_of
 
 MODEL = "policy"  # what agents may call it; any name is taken
@@ -27,10 +26,13 @@ _MOST_BYTES = 2**24  # of a request
 _NOT_DONE = {
     "logprobs": "samples.jsonl has them",
     "top_logprobs": "samples.jsonl has the logprobs of sampled tokens",
+    "functions": "send tools",
     "stop": "set rollout.stop in the recipe",
     "response_format": "set rollout.json_schema, regex or lark in the recipe",
     "tool_choice": "the policy chooses",
 }
+# Of these, what a recipe may say to ignore: an agent that sends them can do without.
+Ignorable = Literal["stop", "response_format", "tool_choice"]
 _AS_USUAL = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
 _RETRY = (
     "x-stainless-retry-count"  # OpenAI's clients count in it how often they have sent a request
@@ -93,8 +95,10 @@ Ask = Callable[[Mapping[str, Any]], Awaitable[ChatAnswer]]
 class Desk:
     """The server: where an agent's key says which sample it speaks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: Sequence[Ignorable] = ()) -> None:
+        """ignored: options of requests that are taken and do nothing."""
         self.url = ""
+        self._ignored = frozenset[str](ignored)
         self._seats: dict[str, _Seat] = {}
 
     @asynccontextmanager
@@ -105,7 +109,8 @@ class Desk:
         from starlette.routing import Route
 
         complete = Route("/v1/chat/completions", self._complete, methods=["POST"])
-        app = Starlette(routes=[complete, Route("/v1/models", self._models)])
+        models = Route("/v1/models", self._models)
+        app = Starlette(routes=[complete, models], exception_handlers={404: self._missing})
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         with socket.socket() as listening:
@@ -134,7 +139,7 @@ class Desk:
             return JSONResponse(_error("this key is of no sample that is being played"), 401)
         again = request.headers.get(_RETRY, "0") != "0"
         try:
-            body = await _body(request)
+            body = await _body(request, self._ignored)
             answer = await seat.answer(body, again=again)
         except ValueError as error:
             return JSONResponse(_error(str(error)), 400)
@@ -153,6 +158,17 @@ class Desk:
         del request
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def _missing(self, request: Any, error: Exception) -> Any:
+        """Frameworks that ask for something else, as the Responses API, show their user this."""
+        from starlette.responses import JSONResponse
+
+        del error
+        message = (
+            f"{request.url.path} is not served, only /v1/chat/completions and /v1/models: let the "
+            "agent use the chat completions API"
+        )
+        return JSONResponse(_error(message), 404)
 
 
 class _Seat:
@@ -184,7 +200,7 @@ class _Seat:
             raise ValueError(ENDED) from None
 
 
-async def _body(request: Any) -> dict[str, Any]:
+async def _body(request: Any, ignored: frozenset[str]) -> dict[str, Any]:
     """The checked JSON of a request. Raises ValueError where it cannot be answered."""
     raw = bytearray()
     async for chunk in request.stream():
@@ -194,9 +210,7 @@ async def _body(request: Any) -> dict[str, Any]:
     body = parse_json(bytes(raw))
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise ValueError("a request is an object with messages")
-    for name, instead in _NOT_DONE.items():
-        if body.get(name) and body[name] not in _AS_USUAL.get(name, ()):
-            raise ValueError(f"{name!r} is not possible here: {instead}")
+    _require_possible(body, ignored)
     if body.get("n") not in (None, 1):
         raise ValueError("n = 1 is the only number of answers here")
     if not all(isinstance(message, dict) for message in body["messages"]):
@@ -206,6 +220,21 @@ async def _body(request: Any) -> dict[str, Any]:
     for message in body["messages"]:
         _require_openai(message)
     return body
+
+
+def _require_possible(body: Mapping[str, Any], ignored: frozenset[str]) -> None:
+    """Raises ValueError with all options of a request that are refused."""
+    refused = [
+        name for name in _NOT_DONE.keys() - ignored
+        if body.get(name) and body[name] not in _AS_USUAL.get(name, ())
+    ]  # fmt: skip
+    if not refused:
+        return
+    refused.sort(key=list(_NOT_DONE).index)
+    why = "; ".join(f"{name!r} is not possible here: {_NOT_DONE[name]}" for name in refused)
+    if needless := [name for name in refused if name in get_args(Ignorable)]:
+        why += f"; environment.ignored = {json.dumps(needless)} takes what the agent need not have"
+    raise ValueError(why)
 
 
 def _require_openai(message: Mapping[str, Any]) -> None:
@@ -223,19 +252,14 @@ def _is_call(call: Any) -> bool:
     return isinstance(call, dict) and isinstance(call.get("function"), dict)
 
 
-def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Role, text, images by their hashes, and calls of a message, in one form whoever wrote it.
-    Raises ValueError for an image that cannot be read.
+    number: its own, which errors name. Raises ValueError for a part that the policy would not see.
     """
     content, images = message.get("content"), list(message.get("images", ()))
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part for part in content if isinstance(part, Mapping)]
-        content = "".join(
-            MARK if part.get("type") in IMAGE_PARTS else str(part.get("text", "")) for part in parts
-        )
-        shown = [part for part in parts if part.get("type") in IMAGE_PARTS]
-        sources = parts_of(shown, 0)[1]
-        images = [hashlib.sha256(content_of(source, None)).hexdigest() for source in sources]
+        content, sources = parts_of(content, number)
+        images = [_digest(source, number) for source in sources]
     plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
     if images:
         plain["images"] = images
@@ -245,6 +269,13 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if calls:
         plain["calls"] = [_called(call) for call in calls]
     return plain
+
+
+def _digest(source: Any, number: int) -> str:
+    try:
+        return hashlib.sha256(content_of(source, None)).hexdigest()
+    except ValueError as error:
+        raise ValueError(f"message {number} has an image that cannot be read: {error}") from error
 
 
 def _called(call: Any) -> list[Any]:

@@ -122,6 +122,7 @@ class Template:
             raise _refused(messages, _SINGLE, _ALONE)
         try:
             text = self._text(messages)
+            self._require_written(text, messages)
             if self.reader is not None:
                 text = with_image_texts([Rendered(text, (), "")], messages, self.reader)[0].text
             tokens = self._ids(text) if digests else self._enough_ids(text)
@@ -149,6 +150,18 @@ class Template:
             self.reader.forget(oldest)
         return images
 
+    def _require_written(self, text: str, messages: Sequence[Message]) -> None:
+        """Raises Unmarkable where a template leaves out a message, as some do with instructions. It
+        may take flags out of one (/no_think), and thoughts out of answers.
+        """
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant" or not (dropped := _missing(text, message)):
+                continue
+            marked = {key: value for key, value in message.items() if key != "images"}
+            marked["content"] = _TURN
+            if _TURN not in self._text([*messages[:number], marked, *messages[number + 1 :]]):
+                raise Unmarkable(f"it drops the text {dropped[0][:60]!r} of {message['role']!r}")
+
     def _tokens_after(self, messages: str, closed: bool, before: int = 0) -> NDArray[np.int32]:
         """messages: as JSON, which can be a key where it is kept."""
         replies: list[Message] = json.loads(messages)
@@ -175,11 +188,8 @@ class Template:
         if before:
             question = {"role": "user", "content": MARK * before, "images": [""] * before}
         rest = self._behind_turn(question, replies)
-        pieces = [text for message in replies for text in message["content"].split(MARK)]
-        for piece in [text.strip() for text in pieces]:
-            escaped = json.dumps(piece, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
-            if piece not in rest and escaped not in rest:
-                raise Unmarkable(f"it drops the text {piece[:60]!r}")
+        if dropped := [piece for reply in replies for piece in _missing(rest, reply)]:
+            raise Unmarkable(f"it drops the text {dropped[0][:60]!r}")
         if self.reader is None:
             return rest
         return with_image_texts([Rendered(rest, (), "")], replies, self.reader)[0].text
@@ -236,6 +246,14 @@ class Template:
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
+
+
+def _missing(text: str, message: Message) -> list[str]:
+    """What a message says and a text that was made of it does not."""
+    pieces = [piece.strip() for piece in message["content"].split(MARK)]
+    escaped = [json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces]  # as Llama 3 does
+    pairs = zip(pieces, escaped, strict=True)
+    return [piece for piece, other in pairs if piece not in text and other not in text]
 
 
 def _call_of(result: Message) -> dict[str, Any]:
