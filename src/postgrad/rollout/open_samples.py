@@ -178,7 +178,6 @@ class OpenSample:
                 f"{self._drawing.max_len} has no room for a turn"
             )
             self._failure = EpisodeFailure("error", message)
-            self._finish = "stop"  # no answer was cut
         return request
 
     def _after(self, observation: Observation) -> Request | None:
@@ -187,7 +186,12 @@ class OpenSample:
         self._rewards.append(observation.reward)
         for name, count in observation.counts.items():
             self._counts[name] = self._counts.get(name, 0.0) + count
-        return None if observation.done else self._next(observation)
+        if observation.done:
+            return None
+        request = self._next(observation)
+        if request is None:
+            self._finish = "length"
+        return request
 
     def _next(self, observation: Observation) -> Request | None:
         """What the policy reads of an observation; None where no turn has room behind it."""
@@ -196,7 +200,6 @@ class OpenSample:
         turn = len(self.completions)
         sampling = self._sampling_after(turn, read)
         if sampling is None:
-            self._finish = "length"
             self._episode.close()
             return None
         self._transcript.read(read)
