@@ -176,6 +176,33 @@ def test_images_of_a_prompt_are_shown_as_data(opened: Open, tmp_path: Path) -> N
     assert page.title() == "run · postgrad"
 
 
+def test_what_an_environment_began_with_stands_in_place_of_the_prompt(
+    opened: Open, tmp_path: Path
+) -> None:
+    run = made_run(tmp_path / "run", steps=1, groups=1)
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        said = {"author": "environment", "text": "Go.", "opens": True}
+        reply = said | {"token_ids": [38, 78, 13], "logprobs": [0.0] * 3}
+        turn = line["turns"][0]
+        line["turns"] = [reply, turn, reply, turn] if number == 0 else [turn, reply, turn]
+        for key in ("advantages", "mask", "policy_version"):
+            del line[key]
+    (run / "samples.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    status(page, "4 samples")
+    for row, prompt, first in (
+        (0, "The row's prompt, which the environment replaced", "in place of the prompt"),
+        (1, "The prompt as the model read it", "policy"),
+    ):
+        page.locator(ROW).nth(row).click()
+        page.wait_for_selector(f'.detail summary:has-text("{prompt}")')
+        authors = page.locator(".tokens .author").all_inner_texts()
+        assert first in authors[0]
+        assert "environment, another conversation" in authors[1:]
+
+
 def test_tokens_are_coloured_and_read_out(opened: Open, one: str) -> None:
     page = opened(one)
     page.locator(ROW).first.click()

@@ -82,8 +82,13 @@ export class Detail {
       folded(row.group.question ?? "", "prose"),
       (found.body.images ?? []).map((digest) => picture(digest, found.images[digest])),
       row.group.answer === undefined ? null : h("p", { className: "expected" }, h("span", { className: "quiet" }, "Reference "), folded(row.group.answer, "inline")),
-      known ? h("details", {}, h("summary", {}, `The prompt as the model read it, ${counted(prompt.length, "token")}`), folded(whole.join(""), "prose mono")) : null,
+      known ? h("details", {}, h("summary", {}, `${this.#read()}, ${counted(prompt.length, "token")}`), folded(whole.join(""), "prose mono")) : null,
     );
+  }
+
+  #read() {
+    const replaced = this.found.body.turns[0]?.opens;
+    return replaced ? "The row's prompt, which the environment replaced" : "The prompt as the model read it";
   }
 
   #response() {

@@ -115,8 +115,9 @@ export function tokenView(tokens, turns, colour) {
   let drawn = 0;
   let chosen = -1;
   const starts = new Map();
-  const name = (turn) => (turn.opens ? `${turn.author}, another conversation` : turn.author);
-  turns.reduce((start, turn) => (starts.set(start, name(turn)), start + turn.ids.length), 0);
+  const opened = (number) => (number ? "another conversation" : "in place of the prompt");
+  const name = (turn, number) => (turn.opens ? `${turn.author}, ${opened(number)}` : turn.author);
+  turns.reduce((start, turn, number) => (starts.set(start, name(turn, number)), start + turn.ids.length), 0);
   const draw = () => {
     const end = Math.min(tokens.length, drawn + AT_ONCE);
     const parts = [];
