@@ -36,6 +36,7 @@ TYPES = {
 # said (_recorded), sample after sample: before the first turn, if it began, and to each turn that
 # has ended.
 REPLIES = "replies"
+BEGINS = "begins"  # the key of an object that stands before the first turn
 # Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
 # tokens are of each turn [T] (a turn has those of what it follows too, see Completion.experts).
 EXPERTS, ROUTED = "experts", "routed"
@@ -78,8 +79,9 @@ def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> Pend
     for ticket, group in groups.items():
         for number, sample in enumerate(group.samples):
             if not group.deterministic:
-                opening = [] if sample.opening is None else [sample.opening]
-                rows.replies += map(_recorded, [*opening, *sample.observations])
+                if sample.opening is not None:
+                    rows.replies.append({**_recorded(sample.opening), BEGINS: True})
+                rows.replies += map(_recorded, sample.observations)
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
             if (written := sample.written) is not None:
@@ -127,7 +129,7 @@ def to_groups(
     turns: dict[tuple[int, int], deque[_Turn]] = {}
     for turn in _turns_of(arrays, tokenizer):
         turns.setdefault((turn.ticket, turn.sample), deque()).append(turn)
-    replies = iter(_replies(arrays) if recorded else ())
+    replies = deque(_replies(arrays) if recorded else ())
     redrawn = sum(
         _recalled(groups[ticket], turns, replies, drawing)
         for ticket in groups
@@ -151,6 +153,12 @@ class _Turn:
         written = self.written
         turn = (written.token_ids, written.logprobs, self.finish, written.versions, self.text)
         return Completion(self.ticket, self.sample, number, *turn, written.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedReply:
+    observation: Observation
+    begins: bool  # whether it stands before the first turn of its sample
 
 
 def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
@@ -203,7 +211,7 @@ def _step_again(
 def _recalled(
     group: OpenGroup,
     turns: dict[tuple[int, int], deque[_Turn]],
-    replies: Iterator[Observation],
+    replies: deque[_RecordedReply],
     drawing: Drawing,
 ) -> int:
     """Gives samples their turns, of which none are left, and what their environment said, as
@@ -211,11 +219,14 @@ def _recalled(
     """
     ticket, redrawn = group.prompt.ticket, 0
     for number, sample in enumerate(group.samples):
+        of_sample = turns.pop((ticket, number), ())
         try:
-            _recall(sample, turns.pop((ticket, number), ()), replies)
+            _recall(sample, of_sample, replies)
         except ValueError as error:
             raise _unfit(f"a reply of the environment to ticket {ticket}: {error}") from error
-        if sample.request is None:
+        if sample.begins:  # as no environment did in an earlier version
+            redrawn += bool(of_sample)
+        elif sample.request is None:
             group.left -= 1
         elif (sample.opening or sample.observations) and not sample.resume():
             group.samples[number] = OpenSample(group.prompt, number, drawing)
@@ -223,22 +234,20 @@ def _recalled(
     return redrawn
 
 
-def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: Iterator[Observation]) -> None:
-    if sample.begins:
-        sample.observe(_next_of(replies))
+def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: deque[_RecordedReply]) -> None:
+    if sample.begins and replies and replies[0].begins:
+        sample.observe(replies.popleft().observation)
     for turn in turns:
+        if turn.finish is not None and not replies:
+            raise _unfit("fewer replies of the environment than turns")
+        reply = None if turn.finish is None else replies.popleft().observation
+        if sample.begins:
+            continue
         request = _open_request(sample, turn.ticket)
-        if turn.finish is None:
+        if reply is None:
             sample.go_on(turn.written)
         else:
-            sample.recall(turn.completion(request.turn), _next_of(replies))
-
-
-def _next_of(replies: Iterator[Observation]) -> Observation:
-    reply = next(replies, None)
-    if reply is None:
-        raise _unfit("fewer replies of the environment than turns")
-    return reply
+            sample.recall(turn.completion(request.turn), reply)
 
 
 def _open_request(sample: OpenSample, ticket: int) -> Request:
@@ -261,23 +270,27 @@ def _recorded(observation: Observation) -> dict[str, Any]:
     }
 
 
-def _replies(arrays: PendingArrays) -> list[Observation]:
+def _replies(arrays: PendingArrays) -> list[_RecordedReply]:
     try:
         return [
-            Observation(
-                np.array(reply["token_ids"], np.int32),
-                bool(reply["done"]),
-                float(reply["reward"]),
-                {str(name): float(count) for name, count in reply["counts"].items()},
-                None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
-                images_from_json(reply, len(reply["token_ids"])),
-                _behind(reply.get("behind", "newest")),
-                _tools(reply.get("tools")),
-            )
+            _RecordedReply(_observation(reply), bool(reply.get(BEGINS)))
             for reply in parse_json(arrays[REPLIES].tobytes())
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unfit(f"its replies of the environment cannot be read: {error!r}") from error
+
+
+def _observation(reply: Any) -> Observation:
+    return Observation(
+        np.array(reply["token_ids"], np.int32),
+        bool(reply["done"]),
+        float(reply["reward"]),
+        {str(name): float(count) for name, count in reply["counts"].items()},
+        None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
+        images_from_json(reply, len(reply["token_ids"])),
+        _behind(reply.get("behind", "newest")),
+        _tools(reply.get("tools")),
+    )
 
 
 def _behind(value: Any) -> Behind:

@@ -1,5 +1,6 @@
 """Environments that speak before the policy's first turn."""
 
+import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -388,12 +389,24 @@ def test_samples_that_cannot_go_on_begin_again():
     assert [len(rollout.turns) for rollout in scored.rollouts] == [3, 4, 4, 0]
 
 
-def test_without_what_it_began_with_a_checkpoint_does_not_fit():
-    before = sampler(Asked(length), Openings(deterministic=False))
+def test_samples_of_a_version_in_which_no_environment_began_are_drawn_from_their_start():
+    engine = Asked(length)
+    before = sampler(engine, Openings(deterministic=False))
     before.start([Numbers(100).draw(0, 0)])
+    before._observe(list(before._steps))
+    before._take(engine.completed())
     before.cut()
     arrays = dict(to_arrays(before.groups, {0: 0}))
+    said = json.loads(arrays["replies"].tobytes())
+    older = [reply for reply in said if not reply.get("begins")]
+    assert 0 < len(older) < len(said)
+    arrays["replies"] = np.frombuffer(json.dumps(older).encode(), np.uint8)
+    other = Openings(deterministic=False)
+    drawing = Drawing(4, SAMPLING, 0, Environments({None: other}))
+    (group,), redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+    assert redrawn == len({sample for _, sample, *_ in arrays["turns"].tolist()})
+    assert [sample.begins for sample in group.samples] == [True] * 4
+    assert group.left == 4
     arrays["replies"] = np.frombuffer(b"[]", np.uint8)
-    drawing = Drawing(4, SAMPLING, 0, Environments({None: Openings(deterministic=False)}))
     with pytest.raises(RunError, match="fewer replies"):
         to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
