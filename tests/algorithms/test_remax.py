@@ -9,7 +9,8 @@ from helpers.layouts import total, whole
 from postgrad.algorithms import remax
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
-from postgrad.rollout.open_samples import Drawing, OpenGroup
+from postgrad.rollout.environment import Drawing
+from postgrad.rollout.sampling import OpenGroup
 from postgrad.rollout.settings import SamplingSettings
 
 ReMax: Any = remax.ReMax

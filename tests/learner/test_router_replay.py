@@ -26,9 +26,8 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routers, chosen_of, replayable
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 

@@ -13,10 +13,15 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Experts, FinishReason, PlacedImage, Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environment, Environments, Observation, Step
-from postgrad.rollout.open_samples import Drawing, OpenGroup
+from postgrad.rollout.environment import (
+    Drawing,
+    Environment,
+    Environments,
+    Observation,
+    Step,
+)
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
-from postgrad.rollout.sampling import GroupSampler
+from postgrad.rollout.sampling import GroupSampler, OpenGroup
 from postgrad.rollout.settings import SamplingSettings
 
 SAMPLING = SamplingSettings(max_new_tokens=40)

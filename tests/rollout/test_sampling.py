@@ -17,9 +17,8 @@ from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Environments, Observation, Step
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import GroupSampler, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 

@@ -9,9 +9,8 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environments, Observation, at_once
+from postgrad.rollout.environment import Drawing, Environments, Observation, at_once
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource

@@ -17,8 +17,7 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environment import Environments
-from postgrad.rollout.open_samples import Drawing
+from postgrad.rollout.environment import Drawing, Environments
 from postgrad.rollout.pending import to_groups
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource

@@ -167,8 +167,9 @@ class Rollout:
         """Of each conversation: where it begins among the tokens of the prompt that was read and
         the response, its tokens, and its images among them.
         """
-        tokens = np.concatenate([self.read_prompt(prompt), self.token_ids])
-        images, before = self.images_behind(prompt), len(tokens) - len(self.token_ids)
+        read = self.read_prompt(prompt)
+        tokens = np.concatenate([read, self.token_ids])
+        images, before = self.images_behind(prompt), len(read)
         begins = [0, *(before + at for at in self.openings), len(tokens)]
         return [
             (begin, tokens[begin:end], images_between(images, begin, end))

@@ -42,8 +42,8 @@ from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import rates_mean_nothing
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environment import Drawing
 from postgrad.rollout.environments.sets import as_played, dialogues
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import EnvironmentSets, SamplingSettings, TokenFilters

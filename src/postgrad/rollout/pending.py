@@ -18,9 +18,9 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Behind, EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
-from postgrad.rollout.environment import Observation, Step
-from postgrad.rollout.open_samples import Drawing, OpenGroup, OpenSample
+from postgrad.rollout.environment import Drawing, Observation, OpenSample, Step
 from postgrad.rollout.records_json import images_from_json, images_to_json
+from postgrad.rollout.sampling import OpenGroup
 
 PendingArrays = Mapping[str, NDArray[Any]]
 ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length", "dead_end")  # None: it goes on

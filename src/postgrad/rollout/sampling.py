@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
-from postgrad.rollout.engine import Completion, Engine
-from postgrad.rollout.environment import Step
-from postgrad.rollout.open_samples import Drawing, OpenGroup
+from postgrad.rollout.engine import Completion, Engine, Request
+from postgrad.rollout.environment import Drawing, OpenSample, Step
 
 TOLD = 3  # groups that are told of where nothing goes on
 
@@ -43,6 +42,46 @@ class Scoring(Protocol):
     def judge(self, groups: Iterable[ScoredGroup]) -> None:
         """Raises RunError where too many samples of a step failed."""
         ...
+
+
+class OpenGroup:
+    """A prompt whose samples are in progress."""
+
+    def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
+        self.prompt = prompt
+        self.deterministic = drawing.environments.of(prompt).deterministic
+        self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
+        self.left = drawing.samples  # samples that have not ended
+        self.stepping = 0  # of these, those that wait for their environment
+
+    @property
+    def ended(self) -> bool:
+        """Whether all samples have ended."""
+        return not self.left
+
+    @property
+    def decoding(self) -> int:
+        """Samples that an engine has."""
+        return self.left - self.stepping
+
+    def requests(self) -> Iterator[Request]:
+        """What an engine has to do: a request for all samples that begin alike (two, where one of
+        them is greedy), then one for each that goes on. Samples whose environment is to `begin`
+        have none yet.
+        """
+        waiting = [sample.request for sample in self.samples if sample.request is not None]
+        fresh: dict[tuple[Any, ...], list[Request]] = {}  # by what is read, and how it is drawn
+        for request in waiting:
+            if not request.turn and request.written is None:
+                digests = [image.digest for image in request.images]
+                greedy = request.sampling.temperature == 0.0
+                fresh.setdefault((greedy, request.token_ids.tobytes(), *digests), []).append(
+                    request
+                )
+        for alike in fresh.values():
+            numbers = tuple(number for request in alike for number in request.sample_ids)
+            yield replace(alike[0], sample_ids=numbers)
+        yield from (request for request in waiting if request.turn or request.written is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.layout.tree import MIN_CONTINUED
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Environments
-from postgrad.rollout.open_samples import Drawing, OpenGroup
+from postgrad.rollout.environment import Drawing, Environments
 from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
-from postgrad.rollout.sampling import GroupSampler, Scoring
+from postgrad.rollout.sampling import GroupSampler, OpenGroup, Scoring
 from postgrad.rollout.settings import RolloutSettings
 
 State = Mapping[str, Any]  # JSON values that a source keeps between steps

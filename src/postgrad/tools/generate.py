@@ -41,9 +41,9 @@ from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environment import Drawing
 from postgrad.rollout.environments.episode_messages import EpisodeRecords
 from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from

@@ -12,10 +12,9 @@ from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environments
+from postgrad.rollout.environment import Drawing, Environments, OpenSample
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import dialogue
-from postgrad.rollout.open_samples import Drawing, OpenSample
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 pytest.importorskip("starlette")

@@ -17,10 +17,9 @@ from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt, ScoredGroup
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Environments, Observation, Step
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step
 from postgrad.rollout.environments.base import ChatEnvironment, Reply
 from postgrad.rollout.environments.chat import dialogue
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.pending import to_arrays, to_groups
 from postgrad.rollout.records_json import group_from_lines, group_to_json
 from postgrad.rollout.sampling import GroupSampler

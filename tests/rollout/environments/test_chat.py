@@ -13,12 +13,11 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environments
+from postgrad.rollout.environment import Drawing, Environments, OpenSample
 from postgrad.rollout.environments import chat as chat_module
 from postgrad.rollout.environments import template as template_module
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.template import Template
-from postgrad.rollout.open_samples import Drawing, OpenSample
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 FAMILIES = {

@@ -19,10 +19,9 @@ from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.rollout.engine import Completion, Request, generate
-from postgrad.rollout.environment import Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import batches_of, without_images
-from postgrad.rollout.open_samples import Drawing
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 

@@ -39,6 +39,7 @@ from postgrad.rollout.environments.tool_calls import (
     result_message,
     taught_format,
     text_beside,
+    written_call,
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 
@@ -111,13 +112,13 @@ class Conversed(ChatEnvironment):
                 raise ValueError(
                     f"the request has tools, and the policy can see none: {self._untaught}"
                 )
-            if odd := [tool for tool in tools if not _is_function(tool)]:
+            if odd := [tool for tool in tools if _name_of(tool) is None]:
                 raise ValueError(f"a tool is no function with a name: {repr(odd[0])[:200]}")
             return tuple(tools)
         stated = {_name_of(tool) for tool in self.tools}
-        if hidden := [name for name in map(_name_of, tools) if name not in stated]:
+        if hidden := [tool for tool in tools if _name_of(tool) not in stated]:
             raise ValueError(
-                f"the request has tools that the policy does not see: {', '.join(hidden)[:200]}; "
+                f"the request has tools that the policy does not see: {_names(hidden)[:200]}; "
                 "state their schemas in environment.tools too, or none there"
             )
         return self.tools
@@ -311,7 +312,7 @@ class _Conversation:
         """
         if calls := _calls_of(message, raw):
             self._calls = {**self._calls, **calls}
-            asked = [_as_written(identifier, call) for identifier, call in calls.items()]
+            asked = [written_call(identifier, call) for identifier, call in calls.items()]
             return {"role": message["role"], "content": message["content"], "tool_calls": asked}
         content = raw["content"] if "images" in message else message["content"]
         identifier = message.get("tool_call_id", "")
@@ -348,14 +349,15 @@ class _Conversation:
         return message, by_id
 
 
-def _is_function(tool: Any) -> bool:
+def _name_of(tool: Any) -> str | None:
+    """The name of a tool's function; None where it has none."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
-def _name_of(tool: Any) -> str:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return str(function.get("name") if isinstance(function, Mapping) else None)
+def _names(tools: Sequence[Any]) -> str:
+    return ", ".join(str(_name_of(tool)) for tool in tools)
 
 
 def _goes_on(asked: _AgentRequest, turn: _AgentTurn) -> bool:
@@ -375,10 +377,8 @@ def _difference(asked: _AgentRequest, turn: _AgentTurn) -> str | None:
             has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
             return f"message {place} is {has}, and was {json.dumps(message)[:200]}"
     if asked.tools != turn.tools:
-        names = [
-            ", ".join(map(_name_of, tools))[:100] or "none" for tools in (asked.tools, turn.tools)
-        ]
-        return f"its tools are {names[0]}, and were {names[1]}"
+        has, had = (_names(each.tools)[:100] or "none" for each in (asked, turn))
+        return f"its tools are {has}, and were {had}"
     return None
 
 
@@ -389,9 +389,3 @@ def _calls_of(message: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, C
         str(call.get("id") if isinstance(call, Mapping) else None): Call(str(name), arguments)
         for (name, arguments), call in pairs
     }
-
-
-def _as_written(identifier: str, call: Call) -> dict[str, Any]:
-    """A call of an earlier turn, as chat templates read it."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"type": "function", "id": identifier, "function": function}

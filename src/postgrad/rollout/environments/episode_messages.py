@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.core.records import Behind
 from postgrad.data.chat_format import Message
-from postgrad.rollout.environments.tool_calls import ids_of
+from postgrad.rollout.environments.tool_calls import ids_of, written_call
 from postgrad.rollout.environments.tool_formats import Call
 
 
@@ -35,14 +35,8 @@ class EpisodeMessages:
         before = sum(len(message.get("tool_calls", ())) for message in messages)
         message: Message = {"role": "assistant", "content": text}
         if calls:
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": identifier,
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for identifier, call in zip(ids_of(calls, before), calls, strict=True)
-            ]
+            by_id = zip(ids_of(calls, before), calls, strict=True)
+            message["tool_calls"] = [written_call(identifier, call) for identifier, call in by_id]
         messages.append(message)
         self._turns.append((len(self.conversations) - 1, len(messages)))
 

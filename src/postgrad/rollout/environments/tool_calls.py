@@ -100,6 +100,12 @@ def ids_of(calls: Sequence[Call | Malformed], before: int) -> list[str]:
     return ids
 
 
+def written_call(identifier: str, call: Call) -> dict[str, Any]:
+    """A call of an answer, as chat templates read it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function", "id": identifier, "function": function}
+
+
 def result_message(
     call: Call | Malformed, identifier: str, content: str | list[dict[str, Any]]
 ) -> Message:
