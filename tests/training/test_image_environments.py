@@ -205,4 +205,10 @@ def test_eval_and_generate_play_episodes_with_images(
     assert (report["rows"], report["failed"]) == (1, 0)
     generated = generate(recipe, tmp_path / "to", Console(), Extent(samples=2))
     samples = [sample for group in generated.groups(tmp_path / "all.jsonl") for sample in group]
-    assert any(len(sample.get("turns", ())) > 1 for sample in samples)
+    played = [each["messages"] for sample in samples for each in sample["conversations"]]
+    assert len(played) == len(samples) == 10
+    replies = [message for messages in played for message in messages[2::2]]
+    assert replies
+    for reply in replies:
+        (image,) = [part["image"] for part in reply["content"] if part["type"] == "image"]
+        assert (tmp_path / image).read_bytes().startswith(b"\x89PNG")
