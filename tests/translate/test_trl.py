@@ -351,6 +351,9 @@ def test_tokens_and_rows_that_a_loss_reads_only_there_are_told() -> None:
     assert "there all tokens" in translate("trl", ["sft", *words]).draft.comments[place]
     alike = translate("trl", ["sft", *words, "--assistant_only_loss", "true"])
     assert place not in alike.draft.comments
+    whole = translate("trl", ["sft", *words, "--completion_only_loss", "false"])
+    assert place not in whole.draft.comments
+    assert (whole.recipe["data"]["loss_turns"], missing(whole)) == ("everything", set())
     assert "column margin" in translate("trl", ["reward", *words]).draft.comments[place]
 
 
