@@ -35,7 +35,8 @@ def test_scale_rewards_none_is_no_division_by_the_deviation_whatever_the_loss() 
         assert weights.recipe["algorithm"]["std_norm"] is False
         assert of("--scale_rewards", scale).recipe["algorithm"]["type"] == "dr_grpo"
     assert "std_norm" not in of("--scale_rewards", "group").recipe["algorithm"]
-    assert missing(of("--scale_rewards", "batch")) == {"scale_rewards"}
+    of_step = of("--scale_rewards", "batch")
+    assert (of_step.recipe["algorithm"]["std_norm"], missing(of_step)) == ("batch", set())
 
 
 def test_cispo_bounds_the_ratio_at_one_more_than_clip_high() -> None:
