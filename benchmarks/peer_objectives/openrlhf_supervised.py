@@ -19,7 +19,13 @@ from benchmarks.peer_objectives.ours_texts import (
     scores_outcome,
     sft_outcome,
 )
-from benchmarks.peer_objectives.texts import Texts, micro_batches, token_logprobs, written
+from benchmarks.peer_objectives.texts import (
+    Texts,
+    fully_learned,
+    micro_batches,
+    token_logprobs,
+    written,
+)
 
 BASE: dict[str, Any] = {
     "model.model_name_or_path": "m", "data.dataset": "d", "train.batch_size": 8,
@@ -105,7 +111,8 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
         ) -> Outcome:
             return theirs(options, texts)
 
-        yield Case(f"{program}, {name}", words, computed, written, ours=ours)
+        samples = fully_learned if "model.pretrain_mode_enable" in options else written
+        yield Case(f"{program}, {name}", words, computed, samples, ours=ours)
 
 
 SMOOTHING = {"model.label_smoothing": 0.1}
@@ -120,7 +127,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], str | None], ...] = (
     ("dpo", "ipo, label_smoothing 0.1, which it does not read", {
         "model.ipo_enable": True, **SMOOTHING}, None),
     ("sft", "defaults", {}, None),
-    ("sft", "pretrain_mode", {"model.pretrain_mode_enable": True}, "model.pretrain_mode_enable"),
+    ("sft", "pretrain_mode", {"model.pretrain_mode_enable": True}, None),
     ("rm", "defaults", {}, None),
     ("rm", "loss_type sigmoid, margin", {"model.margin_loss_enable": True}, None),
     ("rm", "loss_type logexp", {"model.loss_type": "logexp"}, None),

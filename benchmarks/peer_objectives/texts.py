@@ -6,7 +6,7 @@ some losses read more of a distribution than the token that was written. Rows wi
 the rejected answers of the pairs before them; read one by one they have labels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -81,6 +81,14 @@ class Texts:
         mask = Ragged.of(self.mask, np.bool_)
         group = np.arange(len(self)) // 2 if pairs else np.arange(len(self))
         return Sequences(Ragged.of(self.tokens, np.int32), mask, group)
+
+
+def fully_learned(seed: int) -> Texts:
+    """`written`, where every token but the first bears loss, as data.loss_turns = "everything" and
+    data.text say.
+    """
+    texts = written(seed)
+    return replace(texts, mask=[np.arange(len(row)) > 0 for row in texts.mask])
 
 
 def _padded(rows: list[NDArray[np.int64]], longest: int) -> NDArray[np.int64]:

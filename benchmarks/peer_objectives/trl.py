@@ -211,6 +211,8 @@ GRPO_CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
      {"importance_sampling_level": "sequence", "delta": 1.1, "epsilon": 0.05}, None),
     *((f"scale_rewards none, {kind}", {"scale_rewards": "none", "loss_type": kind}, None)
       for kind in ("grpo", "dapo", "dr_grpo", "sapo")),
+    *((f"scale_rewards batch, {kind}", {"scale_rewards": "batch", "loss_type": kind}, None)
+      for kind in ("grpo", "dapo", "dr_grpo", "sapo")),
     *((f"beta 0.04, {kind}", {"beta": 0.04, "loss_type": kind}, None)
       for kind in ("grpo", "dapo", "dr_grpo", "sapo")),
     ("beta 0.04, use_bias_correction_kl", {"beta": 0.04, "use_bias_correction_kl": True}, None),

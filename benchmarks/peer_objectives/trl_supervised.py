@@ -17,7 +17,7 @@ from benchmarks.peer_objectives.ours_texts import (
     scores_outcome,
     sft_outcome,
 )
-from benchmarks.peer_objectives.texts import Texts, micro_batches, written
+from benchmarks.peer_objectives.texts import Texts, fully_learned, micro_batches, written
 from benchmarks.peer_objectives.trl import TRL, flags
 from benchmarks.peer_objectives.trl_pairs import BASE, Preferences
 
@@ -90,7 +90,8 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
         ) -> Outcome:
             return theirs(options, texts)
 
-        yield Case(f"{program.upper()}, {name}", words, computed, written, known, ours=ours)
+        samples = fully_learned if "completion_only_loss" in options else written
+        yield Case(f"{program.upper()}, {name}", words, computed, samples, known, ours=ours)
     for program, told in OTHERS.items():
         yield Lost(program.upper(), [program, *BASE], told)
 
@@ -104,9 +105,9 @@ CASES: tuple[tuple[str, str, dict[str, Any], dict[str, Any], Known | str | None]
       for kind in ("nll", "dft", "chunked_nll")),
     ("sft", "prompts and completions", {}, {}, None),
     ("sft", "messages", {}, {"assistant_only_loss": "all tokens"}, EVERY),
-    ("sft", "assistant_only_loss false", {"assistant_only_loss": False}, {}, "assistant_only_loss"),
-    ("sft", "completion_only_loss false", {"completion_only_loss": False}, {},
-     "completion_only_loss"),
+    ("sft", "assistant_only_loss false", {"assistant_only_loss": False},
+     {"assistant_only_loss": "all tokens"}, EVERY),
+    ("sft", "completion_only_loss false", {"completion_only_loss": False}, {}, None),
     ("sft", "neftune_noise_alpha 5", {"neftune_noise_alpha": 5}, {}, "neftune_noise_alpha"),
     ("sft", "label_smoothing_factor 0.1", {"label_smoothing_factor": 0.1}, {},
      "label_smoothing_factor"),
