@@ -43,7 +43,7 @@ from postgrad.tools.new import new
 
 RUN = (
     "plan", "config", "translate", "doctor", "checkpoints", "verify", "report", "export", "eval",
-    "resume", "fork", "new", "recipes", "completion", "merge",
+    "resume", "fork", "new", "recipes", "completion", "merge", "add-tokens",
 )  # fmt: skip
 LONG = ("train", "verify-resume", "generate")
 SERVES = ("watch", "serve-reward", "chat")

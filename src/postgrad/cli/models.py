@@ -1,4 +1,6 @@
-"""eval, generate, chat, serve-reward, merge: what a model can do, and several together."""
+"""eval, generate, chat, serve-reward, merge, add-tokens: what a model can do, several together, and
+new tokens.
+"""
 
 import argparse
 from pathlib import Path
@@ -16,6 +18,7 @@ def add(commands: Commands) -> None:
     _add_chat(commands)
     _add_serve_reward(commands)
     _add_merge(commands)
+    _add_add_tokens(commands)
 
 
 def _add_eval(commands: Commands) -> None:
@@ -137,6 +140,17 @@ def _add_merge(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="decides what DARE drops")
 
 
+def _add_add_tokens(commands: Commands) -> None:
+    parser = commands.add("add-tokens", _add_tokens, "give a model new tokens to learn")
+    parser.add_argument("model", metavar="MODEL", help="a directory or hub id")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    texts: Any = {"nargs": "+", "metavar": "TEXT", "default": []}
+    parser.add_argument("--token", help="texts that are one token each from now on", **texts)
+    parser.add_argument(
+        "--special", help="the same, which decoded text does not show: marks of a template", **texts
+    )
+
+
 def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
 
@@ -246,5 +260,21 @@ def _merge(args: argparse.Namespace, rest: list[str]) -> Any:
     result = merge(asked, args.to, console_of(args))
     console_of(args).note(
         f"saved {args.to}, and read it again with plain transformers: the same logits"
+    )
+    return result
+
+
+def _add_tokens(args: argparse.Namespace, rest: list[str]) -> Any:
+    with heavy_imports():
+        from postgrad.tools.add_tokens import add_tokens
+
+    console = console_of(args)
+    result = add_tokens(args.model, args.token, args.special, args.to, console)
+    rows = [(text, str(token_id)) for text, token_id in result["tokens"].items()]
+    console.table("new tokens", ("token", "id"), rows)
+    before, after = result["rows"]["before"], result["rows"]["after"]
+    grown = "spare rows were enough" if before == after else f"{before} rows became {after}"
+    console.note(
+        f"saved {args.to} ({grown}), and read it again with plain transformers: the same logits"
     )
     return result

@@ -78,6 +78,7 @@ def export_hf(
     chat_template: str = "",
     eos_token: Sequence[str] = (),
     card: str | None = None,
+    tokenizer: Any = None,
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
@@ -88,14 +89,17 @@ def export_hf(
     steps, of a process reward model, which is written as a model for token classification with two
     labels, and has no scale. chat_template: data.chat_template, which replaces the tokenizer's; ""
     keeps it. eos_token: ends of a policy's answers (with_ends). card: the text of the model card.
+    tokenizer: in place of the base's, with more tokens, for `weights` with more rows.
 
     `to` exists only after a reload has given the same logits and tokens. Raises UsageError where it
     exists already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} already exists: choose another directory")
-    tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
+    if tokenizer is not None:
+        _resize(config, base, weights)
+    tokenizer = with_template(tokenizer or load_tokenizer(base), chat_template)
     policy = kind = causal_class(config)
     if separator is not None:
         kind, weights = _describe_steps(config, separator), two_labels(weights)
@@ -103,18 +107,13 @@ def export_hf(
         kind = AutoModelForSequenceClassification
         _describe_scores(config, tokenizer, base, scale)
     meta = skeleton(config, kind, base)
-    require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
-    lm = _model_of(weights, _buffers(meta, base, config, kind, dtype), meta, dtype)
+    require_room(meta, sum(p.nbytes for p in meta.parameters()), base)  # buffers
+    lm = _model_of(weights, _buffers(meta, base, kind, dtype), meta, dtype)
     if kind is policy:
         lm.generation_config = _generation_config(base, tokenizer, eos_token)
-    save_model(
-        _Saver(lm, processor_files(base) if reads_images(config) else []),
-        tokenizer,
-        to,
-        check=lambda folder: _compare(lm, tokenizer, folder),
-        replace=overwrite,
-        card=card,
-    )
+    saver = _Saver(lm, processor_files(base) if reads_images(config) else [])
+    check = partial(_compare, lm, tokenizer)
+    save_model(saver, tokenizer, to, check=check, replace=overwrite, card=card)
 
 
 def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale) -> None:
@@ -135,7 +134,17 @@ def _describe_steps(config: Any, separator: str) -> Any:
     return AutoModelForTokenClassification
 
 
-def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+def _resize(config: Any, base: str, weights: Mapping[str, Tensor]) -> None:
+    """Writes the rows of the embeddings in `weights` into a config of the base."""
+    lm = skeleton(config, causal_class(config), base)
+    embeddings = lm.get_input_embeddings().weight
+    rows = next(len(weights[name]) for name, p in lm.named_parameters() if p is embeddings)
+    for part in (config, config.get_text_config()):
+        if getattr(part, "vocab_size", None) is not None:
+            part.vocab_size = rows
+
+
+def _buffers(meta: Any, base: str, kind: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the base's files hold beside weights, and no update changes: the bias that a router
     chooses experts by (DeepSeek), constants of activations (Apertus).
     """
@@ -143,7 +152,7 @@ def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -
     names = [name for name in meta.state_dict() if name not in parameters]
     if not names:
         return {}
-    lm, _ = read_weights(base, config, kind, Loading(dtype, CPU, in_files=True))
+    lm, _ = read_weights(base, load_config(base), kind, Loading(dtype, CPU, in_files=True))
     held = dict(lm.named_buffers())
     return {name: real(held[name]) for name in names}
 
