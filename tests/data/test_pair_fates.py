@@ -195,6 +195,19 @@ def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
     assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
 
 
+def test_of_two_episodes_the_question_is_their_prompt_wherever_they_part(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    held = held_out([PairSettings(path=write_rows([{**FINE, "prompt": "play"}], "eval.jsonl"))])
+    answers = {
+        name: chat("play", "4", "lower", last)[1:]
+        for name, last in (("chosen", "3"), ("rejected", "2"))
+    }
+    mix = PairMixSettings(path=write_rows([FINE, {"prompt": "play", **answers}]))
+    found = training_rows(load_pairs, mix, tokenizer, exclude=held)
+    assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
+
+
 def test_shared_words_are_looked_for_in_all_that_is_said(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
