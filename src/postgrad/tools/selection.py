@@ -187,8 +187,8 @@ def _answer(sample: Sample) -> list[dict[str, str]]:
     if "turns" in sample:
         raise UsageError(
             f"row {sample['row']} of {sample['dataset']} was played in an environment by an "
-            "earlier version: its samples are neither rows nor pairs; --select difficulty reads them, and "
-            "with another --to it is played again"
+            "earlier version: its samples are neither rows nor pairs; --select difficulty reads "
+            "them, and with another --to it is played again"
         )
     return [{"role": "assistant", "content": sample["text"]}]
 
@@ -251,7 +251,7 @@ def _pairs(
     ]
     if not compared:
         return [], "no two rewards differ by more than the margin"
-    different = [pair for pair in compared if not isinstance(pair, str)]
+    different: list[tuple[_Side, _Side]] = [p for p in compared if not isinstance(p, str)]
     if not different:
         return [], str(compared[0])
     if selection.pairs == "best_worst":
