@@ -2,6 +2,7 @@
 DPO on them is the formula on plain transformers over the policy's own turns alone.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from helpers.chat import chat_tokenizer
+from helpers.chat_families import QWEN3
 from helpers.runs import lines
-from helpers.tiny_runs import MakeRecipe
+from helpers.tiny_runs import MODEL, MakeRecipe
 from helpers.tool_runs import grammar_of, model_of
 from postgrad.core.array_files import read_arrays
 from postgrad.evaluation.pairs import sequences_of
 from postgrad.learner.reference import _keys, _sha256
+from postgrad.models.fresh import _config
 from postgrad.models.save import save_model
+from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
+from postgrad.tools.export import export
 from postgrad.tools.generate import Extent, generate
 from postgrad.tools.selection import RowSelection, select
 from postgrad.training.rows import training
@@ -55,12 +61,11 @@ def episodes(
 
 def preferences(make_recipe: MakeRecipe, path: str, rows: Path, **more: Any) -> Any:
     """The recipe of a run with all pairs in one update."""
-    count = rows.read_text("utf-8").count("\n")
     return make_recipe(
         "preference",
         model={"path": path, "init": None},
         data={"path": str(rows), "max_len": 1000},
-        batch={"train_batch_size": count},
+        batch={"train_batch_size": len(lines(rows))},
         learner={"max_grad_norm": 0.0},
         **{"steps": 1, **more},
     )
@@ -136,3 +141,116 @@ def test_dpo_on_episodes_is_the_formula_over_the_policys_own_turns(
     assert line["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert line["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert line["samples"] == len(rows)
+
+
+def thinking_model(folder: Path, seed: int) -> tuple[str, Any]:
+    """A model whose chat template drops the thoughts of earlier turns, and its tokenizer."""
+    tokenizer = chat_tokenizer(QWEN3.template, QWEN3.special)
+    init = ModelInit.model_validate({**MODEL["init"], "max_position_embeddings": 512})
+    torch.manual_seed(seed)
+    lm: Any = AutoModelForCausalLM.from_config(_config(init, tokenizer), dtype=torch.float32)
+    for weight in lm.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    save_model(lm, tokenizer, folder)
+    return str(folder), tokenizer
+
+
+def thinking_rows(path: Path) -> Path:
+    """Games of two and three turns, which part at once or where the environment replies."""
+    rows: list[dict[str, Any]] = []
+    for number in range(4):
+        said = [f"<think>\n{word}\n</think>\n\n{number}" for word in ("up", "lo", "far")]
+        first, second, third = ({"role": "assistant", "content": text} for text in said)
+        lower, higher = ({"role": "user", "content": word} for word in ("lower", "higher"))
+        rows.append({
+            "prompt": "guess",
+            "chosen": [first, lower, second, higher, third][: 5 - number % 2],
+            "rejected": [third if number < 2 else first, higher, second],
+        })  # fmt: skip
+        rows[-1]["chosen"] += [] if rows[-1]["chosen"][-1]["role"] == "assistant" else [first]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+def texts_of(tokenizer: Any, row: dict[str, Any], side: str) -> list[tuple[list[int], list[bool]]]:
+    """The texts of a side, as Qwen3's template writes each turn: earlier ones have no thoughts."""
+    texts: list[tuple[list[int], list[bool]]] = []
+    other = row["rejected" if side == "chosen" else "chosen"]
+    parted = [a != b for a, b in zip(row[side], other, strict=False)].index(True)
+    read = "<|im_start|>user\nguess<|im_end|>\n<|im_start|>assistant\n"
+    for number, message in enumerate(row[side]):
+        if message["role"] == "user":
+            read += f"\n<|im_start|>user\n{message['content']}<|im_end|>\n<|im_start|>assistant\n"
+            continue
+        written = f"{message['content']}<|im_end|>"
+        if number >= parted:
+            parts = [tokenizer(text)["input_ids"] for text in (read, written)]
+            texts.append(([*parts[0], *parts[1]], [n == 1 for n in (0, 1) for _ in parts[n]]))
+        read += written.partition("</think>\n\n")[2]
+    return texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [None, 1])
+def test_dpo_where_a_template_drops_thoughts_is_the_formula_over_every_text(
+    micro: int | None, make_recipe: MakeRecipe, console: Console, tmp_path: Path
+) -> None:
+    path, tokenizer = thinking_model(tmp_path / "model", 0)
+    other, _ = thinking_model(tmp_path / "other", 1)
+    file = thinking_rows(tmp_path / "rows.jsonl")
+    recipe = preferences(make_recipe, path, file, reference={"model": {"path": other}})
+    batch = recipe.batch.model_copy(update={"micro_train_batch_size": micro})
+    recipe = recipe.model_copy(update={"batch": batch} if micro else {})
+    train(recipe, console)
+    load = AutoModelForCausalLM.from_pretrained
+    policy, ref = (load(p, dtype=torch.float64).eval() for p in (path, other))
+    ratios: list[torch.Tensor] = []
+    for row in lines(file):
+        for side in ("chosen", "rejected"):
+            texts = texts_of(tokenizer, row, side)
+            assert len(texts) >= (1 if side == "rejected" else 2)
+            summed = [
+                sum(by_turns(lm, np.array(ids), mask) for ids, mask in texts)
+                for lm in (policy, ref)
+            ]
+            ratios.append(summed[0] - summed[1].detach())
+    ratio = torch.stack(ratios)
+    loss = -logsigmoid(recipe.algorithm.beta * (ratio[0::2] - ratio[1::2])).mean()
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in policy.parameters() if p.grad is not None]).norm()
+    (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert line["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert line["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_reward_model_scores_the_last_text_of_each_side(
+    make_recipe: MakeRecipe, console: Console, tmp_path: Path
+) -> None:
+    path, tokenizer = thinking_model(tmp_path / "model", 0)
+    file = thinking_rows(tmp_path / "rows.jsonl")
+    recipe = make_recipe(
+        "reward",
+        model={"path": path, "init": None},
+        data={"path": str(file), "max_len": 500, "held_out": "none"},
+        eval={"path": str(file)},
+        batch={"train_batch_size": 4},
+        steps=1,
+        learner={"lr": 1e-12},
+    )
+    train(recipe, console)
+    to = export(Path(recipe.run_dir), "latest", tmp_path / "reward")
+    lm: Any = AutoModelForSequenceClassification.from_pretrained(to, dtype=torch.float64)
+    scores = [
+        lm.score(lm.model(torch.tensor([ids])).last_hidden_state[0, -1]).item()
+        for row in lines(file)
+        for side in ("chosen", "rejected")
+        for ids, _ in texts_of(tokenizer, row, side)[-1:]
+    ]
+    ahead = torch.tensor(scores[0::2]) - torch.tensor(scores[1::2])
+    (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    loss = -logsigmoid(ahead).mean()
+    assert line["reward_model/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    result = lines(Path(recipe.run_dir) / "eval.jsonl")[-1]
+    assert result["reward_chosen"] == pytest.approx(np.mean(scores[0::2]), rel=1e-3)
+    assert result["reward_rejected"] == pytest.approx(np.mean(scores[1::2]), rel=1e-3)

@@ -1,7 +1,7 @@
 """Conversations by ticket: the training rows of SFT."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.progress import tracked
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper
@@ -44,9 +43,9 @@ from postgrad.data.texts import (
     TRUNCATED,
     USED,
     TokenStore,
-    columns_of,
     count_fates,
     fates_of_lengths,
+    in_rows,
     last_learned,
     too_long,
 )
@@ -323,7 +322,7 @@ def _columns(
     notes: list[str],
     reader: "ImageReader | None",
 ) -> TokenColumns:
-    """By row, the tokens of its texts joined: see _in_rows."""
+    """By row, the tokens of its texts joined: see in_rows."""
     call = template_call(settings)
 
     def make() -> TokenColumns:
@@ -344,7 +343,7 @@ def _documents(
 ) -> TokenColumns:
     texts = (message["content"] for (message,) in tracked("rows tokenised", messages, len(rows)))
     try:
-        return _in_rows(documents(tokenizer, texts), np.ones(len(rows), np.int64))
+        return in_rows(documents(tokenizer, texts), np.ones(len(rows), np.int64))
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
 
@@ -379,20 +378,4 @@ def _tokenised(
             counts.append(len(row_texts))
             yield from ((place, text) for text in row_texts)
 
-    return _in_rows(marked(tokenizer, rows, texts()), counts)
-
-
-def _in_rows(
-    tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]],
-    counts: "array[int] | NDArray[np.int64]",
-) -> TokenColumns:
-    """(ids, mask) of texts joined into columns of rows: token_ids, loss_mask, and starts, True
-    where a text begins. counts: how many texts each row has, once all are there.
-    """
-    columns = columns_of(tokens)
-    ids, mask = columns["token_ids"], columns["loss_mask"]
-    starts = np.zeros(len(ids.values), np.bool_)
-    starts[ids.offsets[:-1][ids.lengths > 0]] = True
-    edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
-    values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
-    return {name: Ragged(column, edges) for name, column in values.items()}
+    return in_rows(marked(tokenizer, rows, texts()), counts)
