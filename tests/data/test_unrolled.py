@@ -180,7 +180,7 @@ def test_a_side_of_a_pair_whose_answers_are_rewritten_is_a_text_for_each(
     path = write_rows([{"chosen": CHAT, "rejected": OTHER}])
     found = load_pairs(PairSettings(path=path), tokenizer)
     (pair,) = found.all()
-    assert found.account.notes[-1].startswith("2 sides of pairs as a text for each answer")
+    assert found.account.notes[-1].startswith("2 sides of pairs with a text for each answer")
     told: list[list[tuple[str, str]]] = [
         [
             (
@@ -259,12 +259,16 @@ def test_pairs_of_several_texts_are_the_same_bits_from_the_cache(
 
 
 def test_a_labelled_answer_that_is_rewritten_is_refused_with_its_row(
-    write_rows: WriteRows, make_tokenizer: Make
+    write_rows: WriteRows, make_tokenizer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
-    path = write_rows([{"chosen": CHAT, "rejected": OTHER}])
-    with pytest.raises(UsageError, match=r"row 0 .*differently when more messages follow"):
-        load_labelled(PairSettings(path=path), tokenizer)
+    monkeypatch.setattr(caching, "SMALLEST", 1)
+    settings = PairSettings(path=write_rows([{"chosen": CHAT, "rejected": OTHER}]))
+    cache = TokenCache(tokenizer, tmp_path)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(UsageError, match=r"row 0 .*of one text: algorithm\.type = \"dpo\""):
+            load_labelled(settings, tokenizer, cache=cache)
+        load_pairs(settings, tokenizer, cache=cache)
 
 
 def test_an_answer_may_begin_with_what_the_generation_prompt_ends_with(

@@ -190,6 +190,10 @@ def texts_of(tokenizer: Any, row: dict[str, Any], side: str) -> list[tuple[list[
     return texts
 
 
+def by_texts(lm: Any, texts: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
+    return torch.stack([by_turns(lm, np.array(ids), mask) for ids, mask in texts]).sum()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("micro", [None, 1])
 def test_dpo_where_a_template_drops_thoughts_is_the_formula_over_every_text(
@@ -209,11 +213,8 @@ def test_dpo_where_a_template_drops_thoughts_is_the_formula_over_every_text(
         for side in ("chosen", "rejected"):
             texts = texts_of(tokenizer, row, side)
             assert len(texts) >= (1 if side == "rejected" else 2)
-            summed = [
-                sum(by_turns(lm, np.array(ids), mask) for ids, mask in texts)
-                for lm in (policy, ref)
-            ]
-            ratios.append(summed[0] - summed[1].detach())
+            own, of_reference = by_texts(policy, texts), by_texts(ref, texts)
+            ratios.append(own - of_reference.detach())
     ratio = torch.stack(ratios)
     loss = -logsigmoid(recipe.algorithm.beta * (ratio[0::2] - ratio[1::2])).mean()
     loss.backward()

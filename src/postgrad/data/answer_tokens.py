@@ -31,7 +31,6 @@ from postgrad.data.templates import (
     SEVERAL_TEXTS,
     KeysOfMessages,
     render_conversations,
-    single_text,
     template_call,
     turn_ends,
 )
@@ -59,6 +58,7 @@ ReadRow = Callable[[Row, PairSettings], PreferenceRow]
 # What is used of a conversation that the chat template writes as a text for each answer: all texts,
 # one behind the other, or the last one, which a reward model scores; "one": it is refused.
 UsedTexts = Literal["all", "last", "one"]
+LABELLED_TEXTS = f'{SEVERAL_TEXTS}, and a label is of one text: algorithm.type = "dpo" reads pairs'
 
 
 class Answers:
@@ -161,7 +161,7 @@ def load_answers(
     count_fates(book, fates, answers.rows)
     if answers.openings:
         book.notes.append(
-            f"{how_many(len(answers.openings), 'side')} of pairs as a text for each answer: the "
+            f"{how_many(len(answers.openings), 'side')} of pairs with a text for each answer: the "
             "chat template writes an answer differently when more messages follow"
         )
     answers.rows, answers.messages = PackedRows(), PackedJson()  # they are tokens now
@@ -269,8 +269,10 @@ def _texts(
     for number, texts in enumerate(rendered):
         row = places[number]
         try:
-            if used_texts == "one" or isinstance(texts, Unmarkable):
-                texts = [single_text(texts)]
+            if isinstance(texts, Unmarkable):
+                raise texts
+            if used_texts == "one" and len(texts) > 1:
+                raise Unmarkable(LABELLED_TEXTS)
             if reader is not None:
                 texts = with_image_texts(texts, answers.messages[number], reader)
         except Unmarkable as error:
@@ -300,7 +302,7 @@ def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:
     owners, first = np.unique(owner[further], return_index=True)
     if used_texts == "one" and len(owners):
         row = int(np.searchsorted(answers.bounds, owners[0], side="right")) - 1
-        raise unmarkable(answers.rows[row], Unmarkable(SEVERAL_TEXTS))  # from the cache
+        raise unmarkable(answers.rows[row], Unmarkable(LABELLED_TEXTS))  # from the cache
     answers.begin = answers.begin.copy()
     for number, places in zip(owners.tolist(), np.split(inner[further], first[1:]), strict=False):
         if used_texts == "last":
