@@ -71,6 +71,15 @@ def test_an_empty_turn_that_both_share_is_no_answer(write_rows: WriteRows, token
     assert fates([row], write_rows, tokenizer) == {"kept": 2}
 
 
+def test_an_empty_turn_that_bears_no_loss_is_no_answer(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    others = [{"role": "assistant", "content": "", "weight": 0}, {"role": "user", "content": "r"}]
+    better, worse = chat("q", "good")[1:], chat("q", "bad")[1:]
+    row = {"prompt": "q", "chosen": [*others, *better], "rejected": [*others[:1], *worse]}
+    assert fates([row], write_rows, tokenizer) == {"kept": 2}
+
+
 def test_a_pair_of_which_one_goes_on_after_the_other_has_no_two_answers(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:

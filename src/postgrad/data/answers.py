@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.data.chat_format import Message, says_nothing, with_tools
+from postgrad.data.chat_format import Message, bears_loss, says_nothing, with_tools
 from postgrad.data.images import identified, with_images
 from postgrad.data.messages import called_tools, chat_of, column, kind_of, with_system
 from postgrad.data.rows import Row, shown
@@ -75,13 +75,10 @@ class PreferenceRow:
 
     @property
     def empty(self) -> bool:
-        """Whether a conversation ends without an answer, or an answer in it is blank."""
+        """Whether a conversation ends without an answer, or an answer that is learned is blank."""
         return any(
             conversation[-1]["role"] != "assistant"
-            or any(
-                turn["role"] == "assistant" and says_nothing(turn)
-                for turn in conversation[self.first :]
-            )
+            or any(bears_loss(turn) and says_nothing(turn) for turn in conversation[self.first :])
             for conversation in self.conversations
         )
 
