@@ -36,6 +36,30 @@ def test_a_sample_may_be_left_out_of_what_it_is_measured_by(make_batch, kind, st
     assert credit.metrics["groups/dropped"] == 1
 
 
+@pytest.mark.parametrize("kind", [GRPO, DAPO, CISPO, GSPO])
+def test_advantages_may_be_in_units_of_the_deviation_of_the_step(make_batch, kind):
+    """TRL's scale_rewards = "batch". Rewards 2, 0, 4, 3, 1, 2, 2 have the mean 2 and squares
+    0 + 4 + 4 + 1 + 1 + 0 + 0 over 6: a deviation of sqrt(5/3). A group without variance counts.
+    """
+    batch = make_batch([0, 0, 0, 1, 1, 2, 2], [2, 0, 4, 3, 1, 2, 2], lengths=[1] * 7)
+    deviation = (5 / 3) ** 0.5 + 1e-6
+    for leave_one_out, gains in (
+        (False, [0, -2, 2, 1, -1, 0, 0]),
+        (True, [0, -3, 3, 2, -2, 0, 0]),
+    ):
+        algorithm = kind(std_norm="batch", leave_one_out=leave_one_out)
+        credit = algorithm.credit(batch, None, None, None, {})
+        advantages = credit.experience.columns["advantages"]
+        expected = [gain / deviation for gain in gains]
+        np.testing.assert_allclose([row[-1] for row in advantages], expected, rtol=1e-6)
+
+
+def test_equal_rewards_of_a_step_have_no_advantage_in_units_of_its_deviation(make_batch):
+    batch = make_batch([0, 0, 1, 1], [0.1] * 4, lengths=[1] * 4)
+    credit = GRPO(std_norm="batch").credit(batch, None, None, None, {})
+    assert [row[-1] for row in credit.experience.columns["advantages"]] == [0.0] * 4
+
+
 def test_every_response_counts_the_same_whatever_its_length(make_batch):
     batch = make_batch([0, 0], [1, 0], lengths=[1, 4])
     weights = GRPO().entry_weights(batch.sequences, np.arange(2))

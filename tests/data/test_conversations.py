@@ -34,6 +34,58 @@ def test_a_conversation_has_its_tokens_and_loss_on_the_answer(
     assert tokenizer.decode(one.token_ids[one.loss_mask].tolist()) == "bc<|im_end|>"
 
 
+CHAT = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "a?"},
+    {"role": "assistant", "content": "A"},
+    {"role": "user", "content": "b?"},
+]
+
+
+def test_all_of_a_conversation_may_bear_loss(write_rows: WriteRows, tokenizer: Any) -> None:
+    rows = [{"messages": CHAT}, {"messages": CHAT[:3]}]
+    loaded = load(write_rows(rows), tokenizer, messages="messages", loss_turns="everything")
+    assert loaded.account.fates == {"kept": 2}
+    assert not loaded.account.notes
+    for one, messages in zip(loaded.all(), (CHAT, CHAT[:3]), strict=True):
+        whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        assert one.token_ids.tolist() == whole
+        assert one.loss_mask.tolist() == [False, *[True] * (len(whole) - 1)]
+    (asked, _, _) = load(write_rows(ROWS), tokenizer, loss_turns="everything").all()
+    assert tokenizer.decode(asked.token_ids[asked.loss_mask].tolist()) == (
+        "user\na<|im_end|>\n<|im_start|>assistant\nbc<|im_end|>\n"
+    )
+
+
+def test_all_of_a_long_conversation_is_dropped_cut_or_an_error(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path, about = write_rows(ROWS), {"max_len": 30, "loss_turns": "everything"}
+    assert load(path, tokenizer, **about).account.fates == {"kept": 2, "too_long": 1}
+    cut = load(path, tokenizer, on_too_long="truncate", **about).all()[1]
+    assert (len(cut.token_ids), int(cut.loss_mask.sum())) == (30, 29)
+    huge = write_rows([*ROWS, {"question": "q" * 2**18, "answer": "a"}])
+    assert load(huge, tokenizer, **about).account.fates == {"kept": 2, "too_long": 2}
+
+
+def test_a_weight_of_0_is_refused_where_all_of_a_conversation_bears_loss(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([{"messages": [*CHAT[:2], {**CHAT[2], "weight": 0}, *CHAT[3:]]}])
+    with pytest.raises(UsageError, match=r":1: row 0 has an answer with a weight of 0"):
+        load(path, tokenizer, messages="messages", loss_turns="everything")
+
+
+def test_a_row_that_the_template_does_not_write_whole_is_shown_where_all_of_it_bears_loss(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    path = write_rows([{"messages": CHAT}, {"messages": [*CHAT[:2], message]}])
+    with pytest.raises(UsageError, match=r":2: row 1 cannot be rendered: .* drops a call"):
+        load(path, tokenizer, messages="messages", loss_turns="everything")
+
+
 def test_tickets_draw_every_row_once_an_epoch(write_rows: WriteRows, tokenizer: Any) -> None:
     found = load(write_rows(ROWS), tokenizer)
     for epoch in range(3):

@@ -273,3 +273,40 @@ def misspells(base_url, api_key, model, row):
     """Has a fault of its own, of a kind that tools tell the policy."""
     ask(base_url, api_key, list(row["messages"]))
     return row["anwser"]
+
+
+def without_thoughts(base_url, api_key, model, row):
+    """Knows content and calls alone, as most frameworks, and strips white space."""
+    messages, heard = list(row["messages"]), []
+    for _ in range(2):
+        message = ask(base_url, api_key, messages)["message"]
+        heard.append((message.get("reasoning_content"), message["content"]))
+        messages.append({"role": "assistant", "content": message["content"].strip()})
+        messages.append({"role": "user", "content": json.dumps(heard[-1])})
+    ask(base_url, api_key, messages)
+    return 1.0
+
+
+def writes_thoughts(base_url, api_key, model, row):
+    """Sends thoughts back, the second time others than it heard."""
+    messages = list(row["messages"])
+    messages.append(ask(base_url, api_key, messages)["message"])
+    messages.append({"role": "user", "content": "on"})
+    ask(base_url, api_key, messages)
+    messages[-2] = {**messages[-2], "reasoning_content": "no"}
+    ask(base_url, api_key, messages)
+    return 1.0
+
+
+def thinks_before_calls(base_url, api_key, model, row):
+    """Uses a tool of its own and sends back calls without the thoughts before them."""
+    function = {"name": "next", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    messages = list(row["messages"])
+    message = ask(base_url, api_key, messages, tools=tools)["message"]
+    (call,) = message["tool_calls"]
+    said = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
+    thoughts = message.get("reasoning_content")
+    result = {"role": "tool", "tool_call_id": call["id"], "content": f"{thoughts}: 7"}
+    ask(base_url, api_key, [*messages, said, result], tools=tools)
+    return 1.0

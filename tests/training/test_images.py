@@ -14,13 +14,18 @@ from helpers.image_directories import models, row, write_model
 from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import UsageError
+from postgrad.core.media import images_kept_in
+from postgrad.data.conversations import load_conversations
+from postgrad.data.settings import DataSettings
 from postgrad.models.images import image_part
 from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import load_model
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.dry_run import dry_run
+from postgrad.training.rows import image_reader
 from postgrad.training.start import resume, train
 
 __all__ = ["models"]
@@ -60,6 +65,27 @@ def make(tmp_path: Path, models: Callable[[str], str]) -> Make:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_where_all_of_a_conversation_is_learned_the_tokens_of_images_are_not(
+    kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    data = {"path": str(tmp_path / "rows.jsonl"), "max_len": 200, "loss_turns": "everything"}
+    recipe = make(kind, data=data)
+    assert np.isfinite(train(recipe, Console())["loss_after"])
+    tokenizer = load_tokenizer(models(kind))
+    reader = image_reader(models(kind), tokenizer)
+    assert reader is not None
+    assert isinstance(recipe.data, DataSettings)
+    with images_kept_in(tmp_path / "images"):
+        conversations = load_conversations(recipe.data, tokenizer, reader=reader).all()
+    assert len(conversations) == 8
+    for each in conversations:
+        of_images = {int(at) for image in each.images for at in image.at}
+        unlearned = set(np.flatnonzero(~each.loss_mask).tolist())
+        assert unlearned == {0, *of_images}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ thing: rows come in order, and the head of PRMTrainer's model is one row for two
 score), whose cross entropy is that of two rows with a difference of that score.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,34 @@ def test_distillation_has_the_first_losses_of_trl_s_gkd(
     )  # fmt: skip
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
     assert min(ours) < 0.9 * ours[0]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_sft_on_everything_has_the_first_losses_of_trl_s_trainer_as_it_comes(
+    asked: bool, tmp_path: Path, models: list[str]
+) -> None:
+    """asked: whether the answers follow a system message and a question."""
+    from datasets import Dataset
+
+    before = [{"role": "system", "content": "add"}] if asked else []
+    rows = [
+        {"messages": [
+            *before, {"role": "user", "content": f"{n} + {n % 7}?"},
+            {"role": "assistant", "content": str(n + n % 7)},
+        ]}
+        for n in range(STEPS * BATCH)
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {
+        "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "shuffle": False,
+        "loss_turns": "everything", "max_len": 96,
+    }  # fmt: skip
+    ours = our_losses(tmp_path, "policy/nll", models[0], job="sft", data=data)
+    theirs = peer_losses(
+        trl.SFTTrainer, trl.SFTConfig,
+        AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32), tmp_path,
+        settings={"max_length": 96}, train_dataset=Dataset.from_list(rows),
+        processing_class=load_tokenizer(models[0]),
+    )  # fmt: skip
+    np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    assert min(ours) < ours[0] - 0.5

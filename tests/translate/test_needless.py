@@ -97,7 +97,7 @@ REASONS = {
         empty_unused_memory_level clear_memory_caches_before_refit clear_cache_every_n_steps
         sequence_parallel grpo.calculate_advantages_on_gpu trainer.model.impl
         policy.generation.vllm_cfg.async_engine policy.generation.vllm_cfg.skip_tokenizer_init
-        distributed_data_parallel_config.* orchestrator.renderer.name""",
+        distributed_data_parallel_config.* inference.vllm.reasoning_parser""",
     "logits are made in chunks and in float32, whatever the option says": """
         model.compute_fp32_loss_enable defer_fp32_logits use_fused_linear_logprobs
         fused_linear_logprobs_chunk_size trainer.model.fused_lm_head_token_chunk_size""",

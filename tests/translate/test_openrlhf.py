@@ -233,3 +233,12 @@ def test_means_of_a_micro_batch_there_are_told(program: str, said: str) -> None:
     comment = translate("openrlhf", words).draft.comments.get(("algorithm", "type"), "")
     assert said in comment
     assert bool(comment) is bool(said)
+
+
+def test_pretraining_is_plain_text_without_a_template() -> None:
+    words = ["--model.model_name_or_path", "m", "--data.dataset", "d", "--data.input_key", "body"]
+    found = translate("openrlhf", ["sft", *words, "--model.pretrain_mode_enable"])
+    assert found.problem is None
+    assert found.recipe["data"]["text"] == "body"
+    assert found.recipe["data"].keys().isdisjoint({"prompt", "answer", "chat_template"})
+    assert "model.pretrain_mode_enable" not in missing(found)

@@ -82,6 +82,27 @@ def test_a_parser_of_tool_calls_is_the_environments_format(
         assert missing(unknown) == {name}
 
 
+@pytest.mark.parametrize(
+    ("renderer", "thoughts"),
+    [
+        ({}, "reasoning_content"),
+        ({"name": "qwen3"}, "reasoning_content"),
+        ({"name": "default"}, None),
+        ({"name": "default", "reasoning_parser": "none"}, None),
+        ({"name": "default", "reasoning_parser": "think"}, "reasoning_content"),
+    ],
+)
+def test_tasks_read_answers_without_thoughts_where_the_renderer_takes_them_out(
+    renderer: dict[str, str], thoughts: str | None, tmp_path: Path
+) -> None:
+    options = {f"orchestrator.renderer.{key}": value for key, value in renderer.items()}
+    options |= {"inference.vllm.reasoning_parser": "qwen3"}
+    translation = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4}, **options)
+    assert translation.problem is None
+    assert translation.recipe["environment"].get("thoughts") == thoughts
+    assert missing(translation) == set()
+
+
 def test_groups_of_one_sample_are_a_problem_that_the_recipe_names(tmp_path: Path) -> None:
     problem = of(tmp_path, max_steps=10).problem
     assert problem is not None

@@ -35,7 +35,8 @@ def test_scale_rewards_none_is_no_division_by_the_deviation_whatever_the_loss() 
         assert weights.recipe["algorithm"]["std_norm"] is False
         assert of("--scale_rewards", scale).recipe["algorithm"]["type"] == "dr_grpo"
     assert "std_norm" not in of("--scale_rewards", "group").recipe["algorithm"]
-    assert missing(of("--scale_rewards", "batch")) == {"scale_rewards"}
+    of_step = of("--scale_rewards", "batch")
+    assert (of_step.recipe["algorithm"]["std_norm"], missing(of_step)) == ("batch", set())
 
 
 def test_cispo_bounds_the_ratio_at_one_more_than_clip_high() -> None:
@@ -351,6 +352,9 @@ def test_tokens_and_rows_that_a_loss_reads_only_there_are_told() -> None:
     assert "there all tokens" in translate("trl", ["sft", *words]).draft.comments[place]
     alike = translate("trl", ["sft", *words, "--assistant_only_loss", "true"])
     assert place not in alike.draft.comments
+    whole = translate("trl", ["sft", *words, "--completion_only_loss", "false"])
+    assert place not in whole.draft.comments
+    assert (whole.recipe["data"]["loss_turns"], missing(whole)) == ("everything", set())
     assert "column margin" in translate("trl", ["reward", *words]).draft.comments[place]
 
 

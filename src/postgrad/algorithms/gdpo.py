@@ -43,7 +43,7 @@ class GDPO(GRPO):
         for name, values in earned.components.items():
             total += weights[name] * self._apart(values, sequences.group)
         trained = sequences.loss_mask.sums() > 0
-        each = whitened(total, trained, std_norm=self.std_norm)
+        each = whitened(total, trained, std_norm=bool(self.std_norm))
         return sequences.loss_mask.spread(each).values
 
     def _apart(self, values: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:

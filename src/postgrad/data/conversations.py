@@ -1,7 +1,6 @@
 """Conversations by ticket: the training rows of SFT."""
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,32 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.progress import tracked
+from postgrad.core.errors import UsageError
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper
-from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
+from postgrad.data.conversation_tokens import conversation_columns
 from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
-from postgrad.data.images import images_in, placed_in, with_image_texts
-from postgrad.data.loss_masks import marked, unmarkable
+from postgrad.data.images import images_in, placed_in
 from postgrad.data.messages import ColumnNotes, answers_in, asked_in, conversation_of
 from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson, PackedRows
-from postgrad.data.rows import dataset_name
+from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, with_own_keys
-from postgrad.data.templates import (
-    KeysOfMessages,
-    Unencodable,
-    documents,
-    render_conversations,
-    special_ids,
-    template_call,
-    turn_ends,
-    unencodable,
-)
+from postgrad.data.templates import KeysOfMessages, special_ids, template_call
 from postgrad.data.texts import (
     DUPLICATE,
     KEPT,
@@ -45,7 +34,6 @@ from postgrad.data.texts import (
     TokenStore,
     count_fates,
     fates_of_lengths,
-    in_rows,
     last_learned,
     too_long,
 )
@@ -98,7 +86,7 @@ def load_conversations(
     images, turns = reader is not None, settings.loss_turns
     bound = bound_of_conversations(settings, tokenizer, turns, refusal, images=images)
     rows, messages, noted = _selected(settings, selection, book, tokenizer, bound)
-    columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
+    columns = conversation_columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     texts = _texts_of(columns, settings)
     ids, mask = (columns[name].values for name in ("token_ids", "loss_mask"))
     del columns
@@ -113,7 +101,8 @@ def load_conversations(
     ending = list(special_ids(tokenizer))
     uncut = kept & (texts.fate == KEPT)
     endless = int((~np.isin(ids[texts.last[uncut]], ending)).sum())
-    if endless and not settings.text:  # answers without an end that could be learned
+    marked = not settings.text and settings.loss_turns != "everything"
+    if endless and marked:  # answers without an end that could be learned
         book.notes.append(_ENDLESS.format(endless))
     several = np.bincount(texts.row, minlength=len(rows)) > 1
     unrolled = np.bincount(texts.row[kept], minlength=len(rows))[several & np.isin(fates, USED)]
@@ -285,6 +274,8 @@ def _selected(
         fate = selection.left_out(settings, row, asked, [*asked, *answers])
         if fate is None and turns and all(map(says_nothing, learned)):
             fate = "empty"
+        if settings.loss_turns == "everything":
+            _require_no_weights(row, messages)
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         fate = fate or bound.fate(row, messages)
@@ -306,76 +297,18 @@ def _selected(
     return rows, conversations, columns.layouts() + columns.unread()
 
 
+def _require_no_weights(row: Row, messages: Sequence[Message]) -> None:
+    """Raises UsageError for an answer of weight 0, where all of a conversation is learned."""
+    if any(message.get("weight") == 0 for message in messages):
+        raise UsageError(
+            f"{row.place}: row {row.index} has an answer with a weight of 0, which bears no loss, "
+            'and data.loss_turns = "everything" puts loss on all of a conversation: remove the '
+            'weight, or take data.loss_turns = "all"'
+        )
+
+
 def _can_teach(messages: Sequence[Message], answers: Sequence[str], settings: DataSettings) -> bool:
     """False for a blank text, and where every answer has a weight of 0."""
     if settings.text:
         return bool(messages[0]["content"].strip())
     return not answers or any(map(bears_loss, messages))
-
-
-def _columns(
-    settings: DataSettings,
-    tokenizer: Any,
-    rows: PackedRows,
-    messages: PackedJson[list[Message]],
-    cache: TokenCache | None,
-    notes: list[str],
-    reader: "ImageReader | None",
-) -> TokenColumns:
-    """By row, the tokens of its texts joined: see in_rows."""
-    call = template_call(settings)
-
-    def make() -> TokenColumns:
-        if settings.text:
-            return _documents(tokenizer, rows, messages)
-        return _tokenised(settings, tokenizer, rows, messages, call, reader)
-
-    if cache is None:
-        return make()
-    how = "documents" if settings.text else f"conversations, loss on {settings.loss_turns}"
-    if reader is not None:
-        how += f", images by {reader.fingerprint}"
-    return cache.columns(messages, call, how, make, notes)
-
-
-def _documents(
-    tokenizer: Any, rows: PackedRows, messages: PackedJson[list[Message]]
-) -> TokenColumns:
-    texts = (message["content"] for (message,) in tracked("rows tokenised", messages, len(rows)))
-    try:
-        return in_rows(documents(tokenizer, texts), np.ones(len(rows), np.int64))
-    except Unencodable as error:
-        raise unencodable(rows[error.place], error) from error
-
-
-def _tokenised(
-    settings: DataSettings,
-    tokenizer: Any,
-    rows: PackedRows,
-    messages: PackedJson[list[Message]],
-    call: Mapping[str, Any],
-    reader: "ImageReader | None",
-) -> TokenColumns:
-    counts = array("q")  # texts of each row
-    rendered = render_conversations(
-        tokenizer,
-        ((each, 0) for each in tracked("rows tokenised", messages, len(messages))),
-        ends=turn_ends(tokenizer),
-        turns=settings.loss_turns,
-        variables=call,
-        parts=reader is not None,
-    )
-
-    def texts() -> Iterator[tuple[int, Rendered]]:
-        for place, row_texts in enumerate(rendered):
-            if isinstance(row_texts, Unmarkable):
-                raise unmarkable(rows[place], row_texts) from row_texts
-            if reader is not None:
-                try:
-                    row_texts = with_image_texts(row_texts, messages[place], reader)
-                except Unmarkable as error:
-                    raise unmarkable(rows[place], error) from error
-            counts.append(len(row_texts))
-            yield from ((place, text) for text in row_texts)
-
-    return in_rows(marked(tokenizer, rows, texts()), counts)

@@ -98,6 +98,9 @@ class RowSettings(Settings):
         return name
 
 
+LossTurns = Literal["all", "last", "everything"]
+
+
 class DataSettings(RowSettings):
     """One dataset of questions or conversations: which columns to read.
 
@@ -114,7 +117,8 @@ class DataSettings(RowSettings):
     messages: str | None = None
     text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
-    loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+    # Which assistant turns of a conversation bear loss; "everything": all of its tokens do.
+    loss_turns: LossTurns = "all"
     # What who grades samples reads behind the prompt, and the policy does not, from columns: "A
     # right solution:\n{answer}". {group.answer}: a right answer among the prompt's samples.
     hint: str = ""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -18,7 +18,7 @@ from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.chat_format import Message
 from postgrad.data.messages import DOCUMENT
 from postgrad.data.rows import Row
-from postgrad.data.settings import RowSettings
+from postgrad.data.settings import LossTurns, RowSettings
 from postgrad.data.templates import prompts, render_conversations, template_call, turn_ends
 
 LONG = 2**18  # characters of messages: shorter ones are tokenised in half a second
@@ -81,7 +81,7 @@ class TokenBound:
 def bound_of_conversations(
     settings: RowSettings,
     tokenizer: Any,
-    turns: Literal["all", "last"],
+    turns: LossTurns,
     refusal: Callable[[Row, str], UsageError],
     *,
     images: bool,
@@ -93,12 +93,18 @@ def bound_of_conversations(
     def write(messages: Sequence[Message], first: int) -> Iterable[str]:
         if messages[0]["role"] == DOCUMENT:
             return [messages[0]["content"]]
+        call = template_call(settings)
+        if turns == "everything":
+            rendered = prompts(
+                tokenizer, [messages], generation=False, variables=call, parts=images
+            )
+            return (text for text in rendered if isinstance(text, str))
         (texts,) = render_conversations(
             tokenizer,
             [(messages, first)],
             ends=turn_ends(tokenizer),
             turns=turns,
-            variables=template_call(settings),
+            variables=call,
             parts=images,
         )
         if isinstance(texts, Unmarkable):  # it is told when all are written

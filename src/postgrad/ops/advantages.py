@@ -43,6 +43,11 @@ def group_stds(rewards: Floats, group: Ints) -> Floats:
     return np.sqrt(group_means(squares, group) * size / np.maximum(size - 1, 1))
 
 
+def step_std(rewards: Floats) -> float:
+    """The sample standard deviation (n - 1) of all rewards, whatever their group; 0 for one."""
+    return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0
+
+
 def relative_penalties(
     rewards: Floats,
     amounts: Mapping[Amount, Floats],

@@ -155,13 +155,16 @@ def _data(draft: Draft, options: Options) -> None:
         draft.put("data.limit", options.number("data.max_samples"))
     if draft.get("algorithm.type") == "process_reward":
         _steps(draft, options)
-    elif not chat:
+    elif not chat and draft.get("data.text") is None:
         draft.put("data.chat_template", _plain(str(template or "{}")),
                  "the prompt as it is there, without the tokenizer's chat template")  # fmt: skip
 
 
 def _columns(draft: Draft, options: Options, chat: bool) -> None:
     prompt, answer = options.take("data.input_key"), options.take("data.output_key")
+    if draft.job == "sft" and flag(options.take("model.pretrain_mode_enable", False)):
+        draft.put("data.text", prompt, "all of it is trained on; here an end of text is behind it")
+        return
     whole_chats = draft.job == "sft" and answer is None
     if chat and (whole_chats or re.search(r"messages|conversation", str(prompt))):
         draft.put("data.messages", prompt, "a column of messages, as its name says")

@@ -14,7 +14,8 @@ TRAIN = "orchestrator.train.source"
 _EVAL = "orchestrator.eval.source"
 # Where a source says nothing and the first one does: what nothing means.
 _OFF = {"eval.temperature": 1.0, "eval.top_p": 1.0, "eval.top_k": 0, "eval.min_p": 0.0}
-_PARSERS = ("inference.vllm.tool_call_parser", "orchestrator.renderer.tool_parser")
+_RENDERER = "orchestrator.renderer"
+_PARSERS = ("inference.vllm.tool_call_parser", f"{_RENDERER}.tool_parser")
 _ROWS = "postgrad.rollout.environments.verifiers:rows"
 
 
@@ -45,6 +46,7 @@ def tasks(draft: Draft, options: Options) -> None:
                   "environment.python: an interpreter with verifiers and this taskset")  # fmt: skip
         draft.put(f"{places[name]}.settings", task.get("settings"))
     _tool_format(draft, options, [places[name] for name in played])
+    _thoughts(draft, options, [places[name] for name in played])
     for number, (source, name) in enumerate(zip(trained, names, strict=False)):
         where = f"data.sets.{number}" if len(trained) > 1 else "data"
         _rows(draft, source, where, name, played)
@@ -80,6 +82,18 @@ def _tool_format(draft: Draft, options: Options, places: Sequence[str]) -> None:
             continue
         for place in places:
             draft.put(f"{place}.tool_format", TOOL_FORMATS[parser])
+
+
+def _thoughts(draft: Draft, options: Options, places: Sequence[str]) -> None:
+    """Whether tasks read answers without their thoughts. Renderers of a model take them out; the
+    default one does where it has a parser.
+    """
+    name = options.take(f"{_RENDERER}.name")
+    parser = options.take(f"{_RENDERER}.reasoning_parser", "none")
+    if name == "default" and str(parser).lower() == "none":
+        return
+    for place in places:
+        draft.put(f"{place}.thoughts", "reasoning_content")
 
 
 def _rows(

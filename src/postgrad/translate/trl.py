@@ -266,12 +266,18 @@ def _loss(draft: Draft, options: Options, program: str) -> None:
 
 
 def _turns(draft: Draft, options: Options) -> None:
-    """That the loss is on the assistant's turns; there on all of a conversation, unless an option
-    says otherwise.
+    """What bears loss: there all of a conversation, unless an option says otherwise, and of rows of
+    prompt and completion the completion alone.
     """
-    if not flag(options.stated.get("assistant_only_loss") or False):
-        why = "of messages only the assistant's turns are trained on; there all tokens"
-        draft.put("algorithm.type", "sft", why)
+    answers = flag(options.take("assistant_only_loss", False))
+    completions = options.take("completion_only_loss")
+    if answers or draft.get("data.text") is not None:
+        return
+    if completions is not None and not flag(completions):
+        draft.put("data.loss_turns", "everything", "completion_only_loss is false")
+    elif completions is None:
+        why = "of messages the assistant's turns are trained on; there all tokens, as with"
+        draft.put("algorithm.type", "sft", f'{why} data.loss_turns = "everything"')
 
 
 def _length(draft: Draft, options: Options) -> None:

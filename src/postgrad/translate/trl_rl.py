@@ -236,6 +236,7 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
             if name != "dr_grpo":
                 draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
         elif name != "dr_grpo":
+            draft.put("algorithm.std_norm", "batch" if scale.lower() == "batch" else None)
             draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
         _aggregated(draft, name, aggregation)
         if loss == "luspo":
@@ -272,8 +273,6 @@ def _type(draft: Draft, options: Options, loss: str, scale: str) -> tuple[str, s
         name = "gspo"
     elif scale.lower() in ("none", "false") and name == "grpo":
         name, aggregation = "dr_grpo", aggregation or "sequence"
-    elif scale.lower() == "batch":
-        draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
     if options.take("multi_objective_aggregation") == "normalize_then_sum":
         if name == "grpo":
             name = "gdpo"

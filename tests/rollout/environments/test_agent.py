@@ -1,5 +1,6 @@
 """Agents that ask the policy over HTTP: tokens stay as sampled, whatever the agent does."""
 
+import json
 import re
 import time
 
@@ -11,6 +12,7 @@ from helpers.chat import HERMES, chat_tokenizer
 from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
+from postgrad.models.fresh import TEMPLATE
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Drawing, Environments, OpenSample
 from postgrad.rollout.environments.base import build
@@ -252,6 +254,64 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
     assert told(first, tokenizer) == ("<|start|>user<|message|>heard 1<|end|><|start|>assistant")
     last = episode.step(turn(f"{thought}<|channel|>final<|message|>stop", 1, tokenizer)).result()
     assert (last.done, last.reward) == (True, 2.0)
+    played.close()
+
+
+def test_thoughts_are_part_of_the_content_where_the_recipe_says_nothing():
+    played = world("without_thoughts")
+    episode = begun(played)
+    said = "<think>\nWhy?\n</think>\n\nso"
+    seen = episode.step(turn(said)).result()
+    assert seen.behind == "newest"
+    assert told(seen) == (
+        f"\n<|im_start|>user\n{json.dumps([None, said])}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    played.close()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_agent_that_drops_thoughts_goes_on_as_sampled_where_it_gets_them_apart(opened):
+    begin = "<think>\n"
+    tokenizer = chat_tokenizer(TEMPLATE.replace("assistant\n' }}", f"assistant\n{begin}' }}}}"))
+    assert begin in tokenizer.chat_template
+    tokenizer, begin = (tokenizer, "") if opened else (TOKENIZER, begin)
+    played = world("without_thoughts", tokenizer, thoughts="reasoning_content", branches=False)
+    episode = begun(played)
+    seen = episode.step(turn(f"{begin}Why?\n</think>\n\nso ", 0, tokenizer)).result()
+    assert (seen.behind, seen.failure) == ("newest", None)
+    assert '["Why?", "so"]' in told(seen, tokenizer)
+    seen = episode.step(turn(f"{begin}never ends", 1, tokenizer)).result()
+    assert (seen.behind, seen.failure) == ("newest", None)
+    assert '["never ends", ""]' in told(seen, tokenizer)
+    assert episode.step(turn("c", 2, tokenizer)).result().reward == 1.0
+    played.close()
+
+
+def test_thoughts_that_an_agent_sends_back_are_the_same_or_another_conversation():
+    tokenizer = chat_tokenizer(*WITH_TOOLS["qwen"])
+    played = world("writes_thoughts", tokenizer, thoughts="reasoning_content")
+    episode = begun(played)
+    seen = episode.step(turn("<think>Why?</think>so", 0, tokenizer)).result()
+    assert (seen.behind, told(seen, tokenizer).count("assistant")) == ("newest", 1)
+    seen = episode.step(turn("b", 1, tokenizer)).result()
+    assert (seen.behind, seen.failure) == ("nothing", None)
+    assert "so" in told(seen, tokenizer)
+    assert episode.step(turn("c", 2, tokenizer)).result().reward == 1.0
+    played.close()
+
+
+@pytest.mark.parametrize("family", ["hermes", "gpt_oss", "mistral"])
+def test_calls_without_the_thoughts_before_them_continue_the_conversation(family):
+    template, call, _ = FAMILIES[family]
+    begin = {"hermes": "<think>Hm.</think>", "mistral": "[THINK]Hm.[/THINK]"}.get(family, "")
+    tokenizer = chat_tokenizer(*template)
+    played = world("thinks_before_calls", tokenizer, thoughts="reasoning_content", branches=False)
+    episode = played.reset(PROMPT, 0)
+    assert episode.begin().result().failure is None
+    seen = episode.step(turn(begin + call, 0, tokenizer)).result()
+    assert (seen.behind, seen.failure) == ("newest", None)
+    assert "Hm.: 7" in told(seen, tokenizer)
+    assert episode.step(turn("c", 1, tokenizer)).result().reward == 1.0
     played.close()
 
 

@@ -14,12 +14,14 @@ from postgrad.core.errors import UsageError
 from postgrad.data.templates import render_conversation, turn_ends
 from postgrad.models.fresh import TEMPLATE
 from postgrad.rollout.environments.tool_calls import (
+    analysis_in,
     calls_in,
     format_of,
     ids_of,
     result_message,
     taught_format,
     text_beside,
+    thoughts_apart,
 )
 from postgrad.rollout.environments.tool_formats import Call, Malformed
 
@@ -372,3 +374,34 @@ def test_a_long_text_that_is_no_call_is_read_once(style: Any, text: str) -> None
     """A model that repeats itself must not hold up the run, as 30 000 blanks once did."""
     (call,) = calls_in(text, style, {})
     assert isinstance(call, Malformed)
+
+
+@pytest.mark.parametrize(
+    ("style", "opened", "text", "apart"),
+    [
+        ("auto", False, " so </i>", ("", " so </i>")),
+        ("auto", False, "<think>\nWhy?\n</think>\n\nso ", ("Why?", "so")),
+        ("auto", False, "Why?</think>so", ("Why?", "so")),
+        ("auto", False, "<think>a</think>b</think>so", ("a</think>b", "so")),
+        ("auto", False, "\n<think>Why", ("Why", "")),
+        ("auto", False, "[THINK]Why[/THINK]", ("", "[THINK]Why[/THINK]")),
+        ("auto", True, "Why", ("Why", "")),
+        ("auto", True, "Why\n</think>so", ("Why", "so")),
+        ("hermes", False, "<think></think>so", ("", "so")),
+        ("mistral", False, "[THINK]Why[/THINK]so", ("Why", "so")),
+        ("mistral", False, "<think>Why</think>so", ("Why", "so")),
+    ],
+)
+def test_thoughts_stand_apart_from_what_is_said_behind_them(
+    style: Any, opened: bool, text: str, apart: tuple[str, str]
+) -> None:
+    assert thoughts_apart(text, style, opened=opened) == apart
+
+
+def test_the_thoughts_of_gpt_oss_are_its_channel_analysis() -> None:
+    text = (
+        "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>"
+        "Two.<|end|><|start|>assistant<|channel|>final<|message|>so"
+    )
+    assert analysis_in(text) == "One.\nTwo."
+    assert analysis_in("so") == ""

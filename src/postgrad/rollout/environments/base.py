@@ -181,6 +181,7 @@ class HeardTurn:
     marked: str  # special tokens included, but for the one that ends the turn
     read: int  # tokens of its conversation before the turn, other turns of the policy included
     written: int  # tokens of the turn
+    thinking: bool = False  # whether its prompt has opened the thoughts that it begins with
 
 
 class Course(Protocol):

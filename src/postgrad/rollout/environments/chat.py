@@ -266,9 +266,9 @@ class _Episode:
 
     def _heard_turn(self, response: Completion) -> HeardTurn:
         """The policy's newest turn with its marks and numbers of tokens."""
-        written = len(response.token_ids)
-        marked = self._template.text(response.token_ids)
-        return HeardTurn(response.text, marked, self._tokens - written, written)
+        template, written = self._template, len(response.token_ids)
+        marked, thinking = template.text(response.token_ids), template.opens_thoughts
+        return HeardTurn(response.text, marked, self._tokens - written, written, thinking)
 
     def _replied(self, step: Callable[[], Any]) -> Handle[Timed]:
         dialogue = self._dialogue

@@ -31,20 +31,31 @@ from postgrad.rollout.environments.base import (
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, Ignorable, plain_message
+from postgrad.rollout.environments.chat_requests import (
+    AgentTurn,
+    ShownTools,
+    calls_of,
+    plain_message,
+    repeats,
+    tool_name,
+    tool_names,
+)
+from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, Ignorable
 from postgrad.rollout.environments.tool_calls import (
+    MARKED,
+    analysis_in,
     calls_in,
     ids_of,
     result_example,
     result_message,
     taught_format,
     text_beside,
+    thoughts_apart,
     written_call,
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
-ShownTools = tuple[Mapping[str, Any], ...]  # JSON schemas of a conversation
 
 
 class Conversed(ChatEnvironment):
@@ -55,6 +66,8 @@ class Conversed(ChatEnvironment):
     `env`: names of the environment variables that its processes get. `rewards`: false leaves the
     rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are more than
     one conversation. `ignored`: options of requests that do nothing, and are refused otherwise.
+    `thoughts`: where an answer has what the policy thinks, up to </think>: in its content, or apart
+    as `reasoning_content`, which the agent need not send back.
     """
 
     deterministic: ClassVar[bool] = False
@@ -66,6 +79,7 @@ class Conversed(ChatEnvironment):
     rewards: bool = True
     branches: bool = True
     ignored: tuple[Ignorable, ...] = ()
+    thoughts: Literal["content", "reasoning_content"] = "content"
 
     _desk: Desk | None = PrivateAttr(default=None)
     _untaught: str = PrivateAttr(default="")  # why no request may have tools, where none may
@@ -112,13 +126,13 @@ class Conversed(ChatEnvironment):
                 raise ValueError(
                     f"the request has tools, and the policy can see none: {self._untaught}"
                 )
-            if odd := [tool for tool in tools if _name_of(tool) is None]:
+            if odd := [tool for tool in tools if tool_name(tool) is None]:
                 raise ValueError(f"a tool is no function with a name: {repr(odd[0])[:200]}")
             return tuple(tools)
-        stated = {_name_of(tool) for tool in self.tools}
-        if hidden := [tool for tool in tools if _name_of(tool) not in stated]:
+        stated = {tool_name(tool) for tool in self.tools}
+        if hidden := [tool for tool in tools if tool_name(tool) not in stated]:
             raise ValueError(
-                f"the request has tools that the policy does not see: {_names(hidden)[:200]}; "
+                f"the request has tools that the policy does not see: {tool_names(hidden)[:200]}; "
                 "state their schemas in environment.tools too, or none there"
             )
         return self.tools
@@ -128,15 +142,28 @@ class Conversed(ChatEnvironment):
     ) -> tuple[str, Sequence[Call]]:
         """A call that is none is text."""
         style, every = self.tool_format, Calls()
-        if style == "auto" or not (tools or style == "harmony"):
+        if style == "auto":
             return turn.text, ()
-        text = turn.marked  # of calls and of gpt-oss's channels may be special tokens
+        # The marks of calls and thoughts may be special tokens.
+        text = turn.marked if tools or style in MARKED else turn.text
+        if not tools and style != "harmony":
+            return text, ()
         if tools:
             functions = [tool.get("function", {}) for tool in tools]
             schemas = {tool.get("name"): tool.get("parameters", {}) for tool in functions}
             every = calls_in(text, style, schemas)
         calls = [call for call in every if isinstance(call, Call)]
         return text if every and not calls else text_beside(text, style), calls
+
+    def apart(self, turn: HeardTurn, content: str) -> tuple[str, str]:
+        """The thoughts of an answer that the agent gets apart from its content, and the content
+        without them.
+        """
+        if self.thoughts == "content":
+            return "", content
+        if self.tool_format == "harmony":
+            return analysis_in(turn.marked), content
+        return thoughts_apart(content, self.tool_format, opened=turn.thinking)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -175,15 +202,6 @@ class _AgentRequest:
     answer: asyncio.Future[ChatAnswer]
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentTurn:
-    """A turn of the policy, as the agent has it."""
-
-    messages: list[dict[str, Any]]  # that the policy read, and the turn itself, in one form
-    calls: dict[str, Call]  # of these messages, by their ids: other conversations have the same
-    tools: ShownTools
-
-
 class _Conversation:
     """One sample's requests and turns. Everything happens in one event loop."""
 
@@ -196,7 +214,7 @@ class _Conversation:
             **prompt.metadata,
         }
         self._prompt = [plain_message(each, n) for n, each in enumerate(prompt.messages)]
-        self._turns: list[_AgentTurn] = []
+        self._turns: list[AgentTurn] = []
         self._agent: asyncio.Task[Ended] | None = None
         self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
         self._open: _AgentRequest | None = None  # what the policy's next turn answers
@@ -218,7 +236,7 @@ class _Conversation:
         message, calls = self._message(turn)
         read = self._open.messages
         messages = [*read, plain_message(message, len(read))]
-        self._turns.append(_AgentTurn(messages, {**self._calls, **calls}, self._open.tools))
+        self._turns.append(AgentTurn(messages, {**self._calls, **calls}, self._open.tools))
         if not self._open.answer.done():
             self._open.answer.set_result(ChatAnswer(message, turn.read, turn.written))
         self._open = None
@@ -282,17 +300,17 @@ class _Conversation:
                 "the agent's request has no message for the policy to answer: its last one is "
                 f"{'an answer' if messages else 'not there'}, and a turn is written whole",
             )
-        if not self._turns and messages == self._prompt and asked.tools == self._rules.tools:
+        if not self._turns and self._asks_what_the_row_does(asked):
             return Reply()
         newest = len(self._turns) - 1
         turn = max(
-            (n for n, turn in enumerate(self._turns) if _goes_on(asked, turn)),
+            (n for n, turn in enumerate(self._turns) if turn.goes_on_in(messages, asked.tools)),
             key=lambda n: (len(self._turns[n].messages), n),
             default=None,
         )
         if self._turns and turn != newest and not self._rules.branches:
-            read = self._turns[newest]
-            wrong = _difference(asked, read) or "it answers for the policy"
+            wrong = self._turns[newest].difference(messages, asked.tools)
+            wrong = wrong or "it answers for the policy"
             raise StepFailed(
                 "error",
                 f"the agent's request does not continue the conversation: {wrong}; without "
@@ -306,14 +324,22 @@ class _Conversation:
             return Reply(new, behind=turn)
         return Reply(new, behind="nothing", tools=None if self._rules.tools else asked.tools)
 
+    def _asks_what_the_row_does(self, asked: _AgentRequest) -> bool:
+        same = len(asked.messages) == len(self._prompt) and asked.tools == self._rules.tools
+        return same and all(map(repeats, asked.messages, self._prompt))
+
     def _shown(self, message: Mapping[str, Any], raw: Mapping[str, Any]) -> Message:
         """An agent's message as the chat template gets it; its parts, where it has images, are read
         as those of any reply. raw: the message as it came.
         """
-        if calls := _calls_of(message, raw):
+        shown = {"role": message["role"], "content": message["content"]}
+        if "thoughts" in message:
+            key = "thinking" if self._rules.tool_format == "harmony" else "reasoning_content"
+            shown[key] = message["thoughts"]
+        if calls := calls_of(message, raw):
             self._calls = {**self._calls, **calls}
             asked = [written_call(identifier, call) for identifier, call in calls.items()]
-            return {"role": message["role"], "content": message["content"], "tool_calls": asked}
+            return {**shown, "tool_calls": asked}
         content = raw["content"] if "images" in message else message["content"]
         identifier = message.get("tool_call_id", "")
         if message["role"] == "tool" and identifier in self._calls:
@@ -324,68 +350,27 @@ class _Conversation:
                 f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
                 f"calls before it had {', '.join(self._calls)[:200] or 'none'}",
             )
-        return {"role": message["role"], "content": content}
+        return {**shown, "content": content}
 
     def _message(self, turn: HeardTurn) -> tuple[dict[str, Any], dict[str, Call]]:
         """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         assert self._open is not None
         content, calls = self._rules.read(turn, self._open.tools if self._open.calls else ())
+        thoughts, content = self._rules.apart(turn, content)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thoughts:
+            message["reasoning_content"] = thoughts
         if not calls:
-            return {"role": "assistant", "content": content}, {}
+            return message, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
         by_id = dict(zip(ids_of(calls, number), calls, strict=True))
-        message = {
-            "role": "assistant",
-            "content": content or None,
-            "tool_calls": [
-                {
-                    "id": identifier,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                }
-                for identifier, call in by_id.items()
-            ],
-        }
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {
+                "id": identifier,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for identifier, call in by_id.items()
+        ]
         return message, by_id
-
-
-def _name_of(tool: Any) -> str | None:
-    """The name of a tool's function; None where it has none."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) else None
-
-
-def _names(tools: Sequence[Any]) -> str:
-    return ", ".join(str(_name_of(tool)) for tool in tools)
-
-
-def _goes_on(asked: _AgentRequest, turn: _AgentTurn) -> bool:
-    """Whether a request repeats what was read and said up to a turn, with the same tools, and adds
-    messages that are not the policy's.
-    """
-    new = asked.messages[len(turn.messages) :]
-    others = bool(new) and all(message["role"] != "assistant" for message in new)
-    return others and _difference(asked, turn) is None
-
-
-def _difference(asked: _AgentRequest, turn: _AgentTurn) -> str | None:
-    """Where a request does not repeat what was read and said up to a turn; None where it does."""
-    messages = asked.messages
-    for place, message in enumerate(turn.messages):
-        if place >= len(messages) or messages[place] != message:
-            has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
-            return f"message {place} is {has}, and was {json.dumps(message)[:200]}"
-    if asked.tools != turn.tools:
-        has, had = (_names(each.tools)[:100] or "none" for each in (asked, turn))
-        return f"its tools are {has}, and were {had}"
-    return None
-
-
-def _calls_of(message: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Call]:
-    """The calls of an agent's message by their ids. raw: the message as it came."""
-    pairs = zip(message.get("calls", ()), raw.get("tool_calls") or (), strict=True)
-    return {
-        str(call.get("id") if isinstance(call, Mapping) else None): Call(str(name), arguments)
-        for (name, arguments), call in pairs
-    }

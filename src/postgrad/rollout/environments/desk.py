@@ -1,6 +1,4 @@
-"""OpenAI's interface to the policy, for the agents of environments/conversed.py: a server, and its
-messages.
-"""
+"""OpenAI's interface to the policy, for the agents of environments/conversed.py: a server."""
 
 import asyncio
 import hashlib
@@ -14,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from postgrad.core.untrusted import parse_json
-from postgrad.data.chat_format import parts_of
-from postgrad.data.images import content_of
 
 MODEL = "policy"  # what agents may call it; any name is taken
 ENDED = "the sample has ended"
@@ -250,41 +246,6 @@ def _require_openai(message: Mapping[str, Any]) -> None:
 
 def _is_call(call: Any) -> bool:
     return isinstance(call, dict) and isinstance(call.get("function"), dict)
-
-
-def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Role, text, images by their hashes, and calls of a message, in one form whoever wrote it.
-    number: its own, which errors name. Raises ValueError for a part that the policy would not see.
-    """
-    content, images = message.get("content"), list(message.get("images", ()))
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content, sources = parts_of(content, number)
-        images = [_digest(source, number) for source in sources]
-    plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
-    if images:
-        plain["images"] = images
-    if plain["role"] == "tool" and isinstance(message.get("tool_call_id"), str):
-        plain["tool_call_id"] = message["tool_call_id"]
-    calls = message.get("tool_calls") or ()
-    if calls:
-        plain["calls"] = [_called(call) for call in calls]
-    return plain
-
-
-def _digest(source: Any, number: int) -> str:
-    try:
-        return hashlib.sha256(content_of(source, None)).hexdigest()
-    except ValueError as error:
-        raise ValueError(f"message {number} has an image that cannot be read: {error}") from error
-
-
-def _called(call: Any) -> list[Any]:
-    """Name and arguments of a call, the latter as JSON has them."""
-    function = call.get("function", {}) if isinstance(call, Mapping) else {}
-    arguments: Any = function.get("arguments")
-    with suppress(ValueError, TypeError):
-        arguments = json.loads(arguments)
-    return [function.get("name"), arguments]
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ template writes them after an assistant's turn, and tokenised once.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.media import MARK, image_store
 from postgrad.core.records import PlacedImage
-from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.answer_spans import THINK, Rendered, Unmarkable
 from postgrad.data.chat_format import Message, parts_of
 from postgrad.data.images import content_of, images_in, with_image_texts
 from postgrad.data.templates import (
@@ -75,6 +75,11 @@ class Template:
     def _showing(self, tools: str) -> "Template":
         variables = {**self._variables, "tools": json.loads(tools) or None}
         return Template(self._tokenizer, variables, self.reader, self._most)
+
+    @cached_property
+    def opens_thoughts(self) -> bool:
+        """Whether the template opens the policy's thoughts, so that its turns begin within them."""
+        return self._text([_QUESTION]).rstrip().endswith(THINK)
 
     def closed(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the policy's turn ends with a special token; after a stop string it does not."""

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
+from postgrad.data.answer_spans import THOUGHT
 from postgrad.data.chat_format import Message
 from postgrad.rollout.environments.tool_formats import (
     FORMATS,
@@ -17,6 +18,8 @@ from postgrad.rollout.environments.tool_formats import (
     harmony_messages,
 )
 
+# Formats in which the marks of thoughts are special tokens.
+MARKED: frozenset[ToolFormat | Literal["auto"]] = frozenset({"mistral", "harmony"})
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -79,9 +82,43 @@ def text_beside(text: str, style: ToolFormat) -> str:
     return (thoughts + (reply.partition(begin)[0] if begin else "")).strip()
 
 
+def thoughts_apart(
+    text: str, style: ToolFormat | Literal["auto"], *, opened: bool
+) -> tuple[str, str]:
+    """What a turn thinks, and what it says behind that, without the marks between and white space
+    at both ends. A turn that ends within its thoughts says nothing; one without thoughts is not
+    changed.
+
+    opened: whether the prompt has the mark that opens them.
+    """
+    marks = (THOUGHT,) if style == "auto" else FORMATS[style].thoughts
+    thoughts, reply = _up_to_last(text, marks)
+    begins = tuple(mark.replace("/", "") for mark in marks)
+    if not thoughts:
+        if not (opened or text.lstrip().startswith(begins)):
+            return "", text
+        thoughts, reply = text, ""
+    for mark in marks:
+        thoughts = thoughts.removesuffix(mark)
+    thoughts = thoughts.strip()
+    for mark in begins:
+        thoughts = thoughts.removeprefix(mark)
+    return thoughts.strip(), reply.strip()
+
+
+def analysis_in(text: str) -> str:
+    """What a turn of "harmony" thinks: its messages in the channel analysis."""
+    messages = harmony_messages(text)
+    return "\n".join(body for to, channel, body in messages if channel == "analysis" and not to)
+
+
 def _thoughts_and_reply(text: str, style: ToolFormat) -> tuple[str, str]:
-    ends = [text.rfind(mark) + len(mark) for mark in FORMATS[style].thoughts if mark in text]
-    place = max(ends, default=0)
+    return _up_to_last(text, FORMATS[style].thoughts)
+
+
+def _up_to_last(text: str, marks: Sequence[str]) -> tuple[str, str]:
+    """A text in two, parted behind the last of the marks in it."""
+    place = max((text.rfind(mark) + len(mark) for mark in marks if mark in text), default=0)
     return text[:place], text[place:]
 
 

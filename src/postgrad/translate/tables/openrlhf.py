@@ -168,7 +168,6 @@ RULES: dict[str, Rule] = {
     "model.undesirable_loss_weight": to("algorithm.undesirable_weight", read=decimal),
     "model.loss_type": choice("algorithm.loss", {"sigmoid": "log_sigmoid", "logexp": "log_exp"}),
     "model.margin_loss_enable": to("algorithm.margin", "name its column in data.margin", on),
-    "model.pretrain_mode_enable": missing("only the assistant's turns have a loss"),
     "ref.model_name_or_path": to("reference.model.path"),
     "kd.teacher_model": to("teacher.model.path"),
     "kd.teacher_offload": missing("the teacher computes in each micro-batch and stays on its GPU; "

@@ -210,10 +210,6 @@ RULES: dict[str, Rule] = {
         "reasoning_effort extra_body.*",
         missing("evaluation samples by temperature, top_p, top_k and min_p"),
     ),
-    "orchestrator.renderer.name": needless(
-        "turns are tokens as sampled; the rest is the tokenizer's chat template"
-    ),
-    "orchestrator.renderer.reasoning_parser": missing("verifiers read the whole answer"),
     "orchestrator.renderer.*": missing(_TEMPLATE),
     **family(
         "inference.vllm.",
@@ -225,7 +221,7 @@ RULES: dict[str, Rule] = {
     "inference.vllm.enable_lora": to(
         "rollout.vllm.lora", read=lambda value: "adapter" if flag(value) else None
     ),
-    "inference.vllm.reasoning_parser": missing("verifiers read the whole answer"),
+    "inference.vllm.reasoning_parser": needless("orchestrator.renderer says what thoughts are"),
     "inference.vllm.model": missing("the engine has the policy's weights, and no others"),
     "inference.vllm.enable_return_routed_experts": to(
         "rollout.router_replay", read=lambda value: "sampled" if flag(value) else None

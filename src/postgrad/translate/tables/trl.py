@@ -172,8 +172,6 @@ RULES: dict[str, Rule] = {
                                         "end it"),
     **family("", "streaming dataset_streaming",
              missing("a dataset is read completely before the run")),
-    "assistant_only_loss": missing_but(ON, "the loss is always on the assistant's turns alone"),
-    "completion_only_loss": missing_but(ON, "the loss is always on the answer alone"),
     "precompute_ref_log_probs": missing_but(ON, "the reference's logprobs are computed once, "
                                                 "before the first update"),
     "remove_unused_columns": needless("columns that nothing names are left alone"),
