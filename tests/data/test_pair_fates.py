@@ -71,6 +71,15 @@ def test_an_empty_turn_that_both_share_is_no_answer(write_rows: WriteRows, token
     assert fates([row], write_rows, tokenizer) == {"kept": 2}
 
 
+def test_an_empty_turn_that_bears_no_loss_is_no_answer(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    others = [{"role": "assistant", "content": "", "weight": 0}, {"role": "user", "content": "r"}]
+    better, worse = chat("q", "good")[1:], chat("q", "bad")[1:]
+    row = {"prompt": "q", "chosen": [*others, *better], "rejected": [*others[:1], *worse]}
+    assert fates([row], write_rows, tokenizer) == {"kept": 2}
+
+
 def test_a_pair_of_which_one_goes_on_after_the_other_has_no_two_answers(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
@@ -193,6 +202,19 @@ def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
         load_pairs, mix, tokenizer, exclude=held_out([DataSettings(path=questions)])
     )
     assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
+
+
+def test_of_two_episodes_the_question_is_their_prompt_wherever_they_part(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    held = held_out([PairSettings(path=write_rows([{**FINE, "prompt": "play"}], "eval.jsonl"))])
+    answers = {
+        name: chat("play", "4", "lower", last)[1:]
+        for name, last in (("chosen", "3"), ("rejected", "2"))
+    }
+    mix = PairMixSettings(path=write_rows([FINE, {"prompt": "play", **answers}]))
+    found = training_rows(load_pairs, mix, tokenizer, exclude=held)
+    assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
 
 
 def test_shared_words_are_looked_for_in_all_that_is_said(

@@ -269,7 +269,8 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another question": (
         {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "p"}, BAD]},
-        "part at message 0, which is of the user and of the user: both have to answer the same",
+        "part at message 0, which is of the user and of the user: both have to answer the same "
+        "messages; put these into a column of their own .data.prompt. where an environment said",
     ),
     "no question in the messages": (
         {"prompt": [{**GOOD, "content": " "}], "chosen": "a", "rejected": "b"},

@@ -1,6 +1,7 @@
 """Conversations of several answers: one text, or one for each where the template rewrites."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data import cache as caching
 from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import load_conversations
-from postgrad.data.pairs import load_pairs
+from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.settings import DataSettings, PairSettings
 from postgrad.tools.dry_run.data import key_of
 
@@ -157,14 +158,117 @@ def test_unrolled_rows_are_the_same_bits_from_the_cache(
         assert np.array_equal(one.loss_mask, other.loss_mask)
 
 
-def test_a_pair_whose_answers_are_rewritten_is_refused_with_its_row(
+OTHER = [CHAT[0], {"role": "assistant", "content": "3"}, *CHAT[2:]]
+READ = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def sides(pair: Any) -> list[tuple[Any, Any, list[tuple[int, int]]]]:
+    """(ids, mask, begin and end of each text) of both sides of a pair."""
+    return [
+        (ids, mask, list(pairwise([0, *openings, len(ids)])))
+        for ids, mask, openings in (
+            (pair.chosen, pair.chosen_mask, pair.chosen_openings),
+            (pair.rejected, pair.rejected_mask, pair.rejected_openings),
+        )
+    ]
+
+
+def test_a_side_of_a_pair_whose_answers_are_rewritten_is_a_text_for_each(
     write_rows: WriteRows, make_tokenizer: Make
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
-    other = [CHAT[0], {"role": "assistant", "content": "3"}, *CHAT[2:]]
-    path = write_rows([{"chosen": CHAT, "rejected": other}])
-    with pytest.raises(UsageError, match=r"row 0 .*differently when more messages follow"):
-        load_pairs(PairSettings(path=path), tokenizer)
+    path = write_rows([{"chosen": CHAT, "rejected": OTHER}])
+    found = load_pairs(PairSettings(path=path), tokenizer)
+    (pair,) = found.all()
+    assert found.account.notes[-1].startswith("2 sides of pairs with a text for each answer")
+    told: list[list[tuple[str, str]]] = [
+        [
+            (
+                tokenizer.decode(ids[begin:end][~mask[begin:end]].tolist()),
+                tokenizer.decode(ids[begin:end][mask[begin:end]].tolist()),
+            )
+            for begin, end in texts
+        ]
+        for ids, mask, texts in sides(pair)
+    ]
+    asked = "<|im_end|>\n<|im_start|>user\nand 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    last = "<think>\nagain\n</think>\n\n4<|im_end|>"
+    assert told == [
+        [(READ, "<think>\nto add\n</think>\n\n2<|im_end|>"), (f"{READ}2{asked}", last)],
+        [(READ, "<think>\n\n</think>\n\n3<|im_end|>"), (f"{READ}3{asked}", last)],
+    ]
+
+
+def test_a_model_that_scores_a_pair_reads_the_last_text_alone(
+    write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
+    settings = PairSettings(path=write_rows([{"chosen": CHAT, "rejected": OTHER}]))
+    (whole,), (scored,) = (load_pairs(settings, tokenizer, scored=s).all() for s in (False, True))
+    assert scored.chosen_openings == scored.rejected_openings == ()
+    for (ids, mask, texts), (last, learned, _) in zip(sides(whole), sides(scored), strict=True):
+        begin, _ = texts[-1]
+        assert last.tolist() == ids[begin:].tolist()
+        assert learned.tolist() == mask[begin:].tolist()
+
+
+def test_what_the_texts_of_a_side_begin_with_alike_counts_once_against_max_len(
+    write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
+    long = [{"role": "user", "content": "1 + 1?" + " " * 60}]
+    row = {"chosen": long + CHAT[1:], "rejected": long + OTHER[1:]}
+    path = write_rows([row, {"prompt": "q", "chosen": "a", "rejected": "b"}])
+    pair, _ = load_pairs(PairSettings(path=path), tokenizer).all()
+    counts: list[int] = []
+    for ids, _, ((_, first), (second, end)) in sides(pair):
+        texts = ids[:first], ids[second:end]
+        shortest = min(map(len, texts))
+        shared = int(np.flatnonzero(texts[0][:shortest] != texts[1][:shortest])[0])
+        assert shared > 60
+        counts.append(len(ids) - shared)
+    for how in ("drop", "truncate"):  # several texts are not cut
+        most = max(counts)
+        for limit, fates in ((most, {"kept": 2}), (most - 1, {"kept": 1, "too_long": 1})):
+            settings = PairSettings(path=path, max_len=limit, on_too_long=how)
+            assert load_pairs(settings, tokenizer).account.fates == fates
+    with pytest.raises(UsageError, match=f"has {max(counts)} tokens, data.max_len is 20"):
+        load_pairs(PairSettings(path=path, max_len=20, on_too_long="error"), tokenizer)
+
+
+def test_pairs_of_several_texts_are_the_same_bits_from_the_cache(
+    write_rows: WriteRows, make_tokenizer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "SMALLEST", 1)
+    tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
+    rows = [{"chosen": CHAT, "rejected": OTHER}, {"chosen": CHAT[:2], "rejected": OTHER[:2]}]
+    settings = PairSettings(path=write_rows(rows))
+    for scored in (False, True):
+        made, read = (
+            load_pairs(settings, tokenizer, cache=TokenCache(tokenizer, tmp_path), scored=scored)
+            for _ in range(2)
+        )
+        assert "tokens from the cache (data.cache)" in read.account.notes
+        for one, other in zip(made.all(), read.all(), strict=True):
+            for (ids, mask, texts), (same, marks, parts) in zip(
+                sides(one), sides(other), strict=True
+            ):
+                assert np.array_equal(ids, same)
+                assert np.array_equal(mask, marks)
+                assert texts == parts
+
+
+def test_a_labelled_answer_that_is_rewritten_is_refused_with_its_row(
+    write_rows: WriteRows, make_tokenizer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
+    monkeypatch.setattr(caching, "SMALLEST", 1)
+    settings = PairSettings(path=write_rows([{"chosen": CHAT, "rejected": OTHER}]))
+    cache = TokenCache(tokenizer, tmp_path)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(UsageError, match=r"row 0 .*of one text: algorithm\.type = \"dpo\""):
+            load_labelled(settings, tokenizer, cache=cache)
+        load_pairs(settings, tokenizer, cache=cache)
 
 
 def test_an_answer_may_begin_with_what_the_generation_prompt_ends_with(

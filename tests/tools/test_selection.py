@@ -176,18 +176,21 @@ def test_answers_that_the_prompt_has_already_bear_no_loss(tmp_path: Path) -> Non
     assert [message.get("weight") for message in row["messages"]] == [None, 0, None, None]
 
 
-@pytest.mark.parametrize("key", ["turns", "conversations"])  # of an earlier version, and of this
-def test_episodes_are_no_pairs(tmp_path: Path, key: str) -> None:
-    group = [sample(number, float(number), **{key: [{}]}) for number in range(2)]
-    with pytest.raises(UsageError, match="row 10 of sums was played in an environment"):
-        rows(tmp_path, [group], kind="pairs")
-
-
 def test_episodes_of_an_earlier_version_are_no_rows(tmp_path: Path) -> None:
-    group = [sample(0, 1.0, turns=[{"author": "policy", "text": "a"}])]
-    with pytest.raises(UsageError, match="those of an earlier version no rows"):
-        rows(tmp_path, [group], kind="best")
-    assert rows(tmp_path, [group], kind="difficulty")[0]["pass_rate"] == 1.0
+    turns = [{"author": "policy", "text": "a"}]
+    group = [sample(number, float(number), turns=turns) for number in range(2)]
+    for kind in ("best", "pairs"):
+        with pytest.raises(UsageError, match=r"row 10 of sums was .* its samples are neither rows"):
+            rows(tmp_path, [group], kind=kind)
+    assert rows(tmp_path, [group], kind="difficulty")[0]["pass_rate"] == 0.5
+
+
+def test_answers_that_say_the_same_are_no_pair(tmp_path: Path) -> None:
+    group = [sample(0, 1.0, text="same"), sample(1, 0.0, text="same"), sample(2, 0.5)]
+    (pair,) = rows(tmp_path, [group], kind="pairs")
+    assert pair["samples"] == [0, 2]
+    every = rows(tmp_path, [group], kind="pairs", pairs="all")
+    assert [row["samples"] for row in every] == [[0, 2], [2, 1]]
 
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from helpers.image_models import IMAGE_MODELS, RUNS
 from helpers.runs import lines, tensors
 from postgrad.core.errors import UsageError
 from postgrad.core.media import images_kept_in
+from postgrad.data.conversations import load_conversations
+from postgrad.data.pairs import load_pairs
+from postgrad.data.settings import DataSettings, PairSettings
 from postgrad.models.config import load_config
 from postgrad.models.fresh import make_fresh
 from postgrad.models.image_reader import ImageReader
@@ -174,6 +177,43 @@ def test_logprobs_of_a_reference_are_those_of_its_images(
             r"(\d) sequences computed with .*?, (\d) from", capsys.readouterr().out
         )
     assert counts == [("2", "0"), ("0", "2"), ("2", "0")]
+
+
+def test_every_text_of_a_side_shows_the_images_that_it_has(
+    models: Callable[[str], str], tmp_path: Path
+) -> None:
+    """As those of SFT, which has a training row for each text."""
+    path = models("qwen2_5_vl")
+    tokenizer: Any = load_tokenizer(path)
+    reader = ImageReader(path, load_config(path), tokenizer)
+    whole = "{{ part['text'] }}"  # the template drops an earlier answer's first letter
+    cut = "{{ part['text'] if message == messages[-1] else part['text'][1:] }}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(whole, cut)
+    shown = [
+        {"role": "user", "content": [{"type": "image", "base64": data}]}
+        for data in (base64.b64encode(picture(n, 16, 16)).decode() for n in range(2))
+    ]
+    first, second = ({"role": "assistant", "content": f"-{letter}"} for letter in "ab")
+    row = {"prompt": shown[:1], "chosen": [first, shown[1], second], "rejected": [second]}
+    pairs, chats = tmp_path / "pairs.jsonl", tmp_path / "chats.jsonl"
+    pairs.write_text(json.dumps(row))
+    chats.write_text(json.dumps({"messages": [*row["prompt"], *row["chosen"]]}))
+    with images_kept_in(tmp_path / "images"):
+        (pair,) = load_pairs(PairSettings(path=str(pairs)), tokenizer, reader=reader).all()
+        settings = DataSettings(path=str(chats), messages="messages")
+        texts = load_conversations(settings, tokenizer, reader=reader).all()
+    begins = [0, *pair.chosen_openings]
+    assert len(texts) == len(begins) == 2
+    expected = [
+        image.moved(begin)
+        for text, begin in zip(texts, begins, strict=True)
+        for image in text.images
+    ]
+    assert [image.digest for image in expected] == [
+        pair.rejected_images[0].digest, *(image.digest for image in texts[1].images)
+    ]  # fmt: skip
+    for image, other in zip(pair.chosen_images, expected, strict=True):
+        assert (image.digest, image.at.tolist()) == (other.digest, other.at.tolist())
 
 
 def test_a_reference_that_reads_text_alone_is_refused(make: Make, tmp_path: Path) -> None:

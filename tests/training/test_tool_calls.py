@@ -1,42 +1,18 @@
 """Whole runs in which a policy calls a tool, in the format of each family: exact after a kill."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from helpers.runs import assert_same_run, lines, train_until_killed
-from helpers.tiny_runs import MODEL, MakeRecipe
-from helpers.tool_templates import WITH_TOOLS
-from postgrad.models.fresh import PAD, _bpe, _config
-from postgrad.models.save import save_model
-from postgrad.models.settings import ModelInit
+from helpers.tiny_runs import MakeRecipe
+from helpers.tool_runs import GRAMMARS, grammar_of, model_of
 from postgrad.observe.console import Console
-from postgrad.rollout.environments.tools import load_tool
 from postgrad.training.rl import RLJob
 from postgrad.training.start import resume, train
 
-# What the policy may write: a call, or the letter a or b. A mark is its token, {…}.
-ARGUMENTS = r'/\{"expression": "[1-9] [+] ?[1-9]?"\}/'
-ANSWER = '("a" | "b")'
-GRAMMARS = {
-    "qwen": '"<tool_call>{\\"name\\": \\"calculator\\", \\"arguments\\": " ARGS "}</tool_call>"',
-    "mistral": '{[TOOL_CALLS]} "calculator" {[ARGS]} ARGS',
-    "mistral_list": '{[TOOL_CALLS]} " [{\\"name\\": \\"calculator\\", \\"arguments\\": " ARGS "}]"',
-    "deepseek": '{<｜tool▁calls▁begin｜>} {<｜tool▁call▁begin｜>} "function" {<｜tool▁sep｜>} '
-    '"calculator\\n```json\\n" ARGS "\\n```" {<｜tool▁call▁end｜>} {<｜tool▁calls▁end｜>}',
-    "deepseek_plain": "{<｜tool▁calls▁begin｜>} {<｜tool▁call▁begin｜>} "
-    '"calculator" {<｜tool▁sep｜>} ARGS {<｜tool▁call▁end｜>} {<｜tool▁calls▁end｜>}',
-    "gpt_oss": '{<|channel|>} "commentary to=functions.calculator " {<|constrain|>} "json" '
-    "{<|message|>} ARGS",
-    "kimi": '{<|tool_calls_section_begin|>} {<|tool_call_begin|>} "functions.calculator:0" '
-    "{<|tool_call_argument_begin|>} ARGS {<|tool_call_end|>} {<|tool_calls_section_end|>}",
-}
 LIKE_OTHERS = ("mistral_list", "deepseek_plain")
-FINAL = {"gpt_oss": '{<|channel|>} "final" {<|message|>} '}
 RESULTS = {  # what stands before a result, and in it
     "qwen": "<tool_response>\n",
     "mistral": "[TOOL_RESULTS]",
@@ -46,37 +22,6 @@ RESULTS = {  # what stands before a result, and in it
     "gpt_oss": "<|start|>functions.calculator to=assistant<|channel|>commentary<|message|>",
     "kimi": "<|im_system|>calculator<|im_middle|>## Return of functions.calculator:0\n",
 }
-
-
-def model_of(family: str, folder: Path) -> tuple[str, Any]:
-    """A fresh model of bytes whose tokenizer has the family's template and special tokens."""
-    template, (end, *others) = WITH_TOOLS[family]
-    init = ModelInit.model_validate(
-        {**MODEL["init"], "max_position_embeddings": 1024,
-         "tokenizer": {"kind": "bpe", "vocab_size": 600}}
-    )  # fmt: skip
-    made = _bpe(init.tokenizer, [json.dumps(load_tool("calculator").schema)] * 9)
-    made.add_special_tokens([PAD, end, *others])
-    tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=end, pad_token=PAD, chat_template=template,
-        additional_special_tokens=others, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    lm: Any = AutoModelForCausalLM.from_config(_config(init, tokenizer), dtype=torch.float32)
-    ends = [end, "<|call|>"] if family == "gpt_oss" else [end]
-    ids = tokenizer.convert_tokens_to_ids(ends)
-    lm.generation_config = GenerationConfig(eos_token_id=ids, pad_token_id=tokenizer.pad_token_id)
-    save_model(lm, tokenizer, folder)
-    return str(folder), tokenizer
-
-
-def grammar_of(family: str, tokenizer: Any) -> str:
-    text = f"start: call | answer\ncall: {GRAMMARS[family]}\n"
-    text += f"answer: {FINAL.get(family, '')}{ANSWER}\nARGS: {ARGUMENTS}\n"
-    for token in tokenizer.all_special_tokens:
-        number = tokenizer.convert_tokens_to_ids(token)
-        text = text.replace(f"{{{token}}}", f"<[{number}]>")
-    return text
 
 
 @pytest.mark.slow

@@ -2,9 +2,10 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,9 @@ from postgrad.data.packed import PackedJson, PackedRows
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairSettings, with_own_keys
 from postgrad.data.templates import (
+    SEVERAL_TEXTS,
     KeysOfMessages,
     render_conversations,
-    single_text,
     template_call,
     turn_ends,
 )
@@ -41,18 +42,23 @@ from postgrad.data.texts import (
     TRUNCATED,
     USED,
     TokenStore,
-    columns_of,
     count_fates,
     fates_of_lengths,
+    in_rows,
     last_learned,
     too_long,
 )
 from postgrad.data.token_bounds import TokenBound, bound_of_conversations
+from postgrad.layout.tree import MIN_CONTINUED, grow
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 ReadRow = Callable[[Row, PairSettings], PreferenceRow]
+# What is used of a conversation that the chat template writes as a text for each answer: all texts,
+# one behind the other, or the last one, which a reward model scores; "one": it is refused.
+UsedTexts = Literal["all", "last", "one"]
+LABELLED_TEXTS = f'{SEVERAL_TEXTS}, and a label is of one text: algorithm.type = "dpo" reads pairs'
 
 
 class Answers:
@@ -71,6 +77,8 @@ class Answers:
         self.metadata: PackedJson[dict[str, Any]] = PackedJson()  # [R] the other columns
         self.tokens = TokenStore.of(np.zeros(0, np.int32), np.zeros(0, np.bool_))
         self.begin = self.end = np.zeros(0, np.int64)  # [S] places among the tokens
+        # of conversations of several texts, the tokens at which each further one begins
+        self.openings: dict[int, tuple[int, ...]] = {}
         self.images: dict[int, tuple[PlacedImage, ...]] = {}  # of conversations that show some
         self.used = np.zeros(0, np.int64)  # the rows that are kept
         self.index = np.zeros(0, np.int64)  # [R] of each row in its dataset
@@ -102,6 +110,11 @@ class Answers:
         place = int(self.begin[conversation]), int(self.end[conversation])
         return *self.tokens.part(*place), self.images.get(conversation, ())
 
+    def texts(self, conversation: int) -> list[tuple[int, int]]:
+        """Begin and end of each text of a conversation, among its tokens."""
+        length = int(self.end[conversation] - self.begin[conversation])
+        return list(pairwise([0, *self.openings.get(conversation, ()), length]))
+
     def compared(self, row: int) -> list[Message]:
         """The messages that data.dedup compares: the label, then all conversations with marks
         between them.
@@ -120,6 +133,8 @@ def load_answers(
     selection: Selection | None,
     cache: TokenCache | None,
     reader: "ImageReader | None" = None,
+    *,
+    used_texts: UsedTexts,
 ) -> tuple[Answers, RowAccount]:
     """The rows that are kept, with the tokens of their conversations, and the account of all.
 
@@ -132,8 +147,11 @@ def load_answers(
     refusal = partial(too_long, settings.max_len, "a conversation of ")
     bound = bound_of_conversations(settings, tokenizer, "all", refusal, images=reader is not None)
     answers = _selected(settings, read, selection, book, tokenizer, bound)
-    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
-    fates = _cut(answers, columns["token_ids"], columns["loss_mask"], settings, reader)
+    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader, used_texts)
+    answers.begin, answers.end = columns["token_ids"].offsets[:-1], columns["token_ids"].offsets[1:]
+    answers.tokens = TokenStore.of(columns["token_ids"].values, columns["loss_mask"].values)
+    _use(answers, columns["starts"], used_texts)
+    fates = _cut(answers, columns["loss_mask"].values, settings, reader)
     if selection.dedup != "none":
         for row in np.flatnonzero(np.isin(fates, USED)).tolist():
             if selection.repeats(answers.compared(row)):
@@ -141,6 +159,11 @@ def load_answers(
     answers.used = np.flatnonzero(np.isin(fates, USED))
     answers.index = answers.rows.index
     count_fates(book, fates, answers.rows)
+    if answers.openings:
+        book.notes.append(
+            f"{how_many(len(answers.openings), 'side')} of pairs with a text for each answer: the "
+            "chat template writes an answer differently when more messages follow"
+        )
     answers.rows, answers.messages = PackedRows(), PackedJson()  # they are tokens now
     return answers, book.close(settings, f"{settings.max_len} tokens of a conversation")
 
@@ -200,8 +223,9 @@ def _columns(
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
+    used_texts: UsedTexts,
 ) -> TokenColumns:
-    """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
+    """By conversation, row after row, the tokens of its texts joined: see in_rows."""
     call = template_call(settings)
     messages = answers.messages
     places = np.repeat(np.arange(len(answers.rows)), np.diff(answers.bounds))
@@ -218,25 +242,43 @@ def _columns(
             parts=reader is not None,
         )
 
-        def texts() -> Iterator[tuple[int, Rendered]]:
-            for number, rendering in enumerate(rendered):
-                row = int(places[number])
-                try:
-                    text = single_text(rendering)
-                    if reader is not None:
-                        (text,) = with_image_texts([text], messages[number], reader)
-                except Unmarkable as error:
-                    raise unmarkable(answers.rows[row], error) from error
-                yield row, text
-
-        return columns_of(_ended(*tokens) for tokens in marked(tokenizer, answers.rows, texts()))
+        counts = array("q")  # texts of each conversation
+        texts = _texts(answers, rendered, counts, reader, used_texts)
+        ended = (_ended(*tokens) for tokens in marked(tokenizer, answers.rows, texts))
+        return in_rows(ended, counts)
 
     if cache is None:
         return make()
-    how = f"answers from messages {firsts}"
+    how = f"texts of answers from messages {firsts}"
     if reader is not None:
         how += f", images by {reader.fingerprint}"
     return cache.columns(messages, call, how, make, notes)
+
+
+def _texts(
+    answers: Answers,
+    rendered: Iterable[list[Rendered] | Unmarkable],
+    counts: "array[int]",
+    reader: "ImageReader | None",
+    used_texts: UsedTexts,
+) -> Iterator[tuple[int, Rendered]]:
+    """The texts of all conversations, each with its row. counts: gets how many each conversation
+    has. Raises UsageError that names the row.
+    """
+    places = np.repeat(np.arange(len(answers.rows)), np.diff(answers.bounds)).tolist()
+    for number, texts in enumerate(rendered):
+        row = places[number]
+        try:
+            if isinstance(texts, Unmarkable):
+                raise texts
+            if used_texts == "one" and len(texts) > 1:
+                raise Unmarkable(LABELLED_TEXTS)
+            if reader is not None:
+                texts = with_image_texts(texts, answers.messages[number], reader)
+        except Unmarkable as error:
+            raise unmarkable(answers.rows[row], error) from error
+        counts.append(len(texts))
+        yield from ((row, text) for text in texts)
 
 
 def _ended(
@@ -249,23 +291,42 @@ def _ended(
     return ids[:end], mask[:end]
 
 
+def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:
+    """Notes where the further texts of conversations begin, and leaves out what is not used.
+    starts: see in_rows. Raises UsageError that names the first row with several texts where these
+    cannot be used.
+    """
+    inner = np.flatnonzero(starts.values)
+    owner = np.searchsorted(starts.offsets, inner, side="right") - 1
+    further = inner > starts.offsets[owner]
+    owners, first = np.unique(owner[further], return_index=True)
+    if used_texts == "one" and len(owners):
+        row = int(np.searchsorted(answers.bounds, owners[0], side="right")) - 1
+        raise unmarkable(answers.rows[row], Unmarkable(LABELLED_TEXTS))  # from the cache
+    answers.begin = answers.begin.copy()
+    for number, places in zip(owners.tolist(), np.split(inner[further], first[1:]), strict=False):
+        if used_texts == "last":
+            answers.begin[number] = places[-1]
+        else:
+            answers.openings[number] = tuple((places - answers.begin[number]).tolist())
+
+
 def _cut(
     answers: Answers,
-    ids: Ragged,
-    mask: Ragged,
+    mask: NDArray[np.bool_],
     settings: PairSettings,
     reader: "ImageReader | None",
 ) -> NDArray[np.int8]:
     """[R] the fates of the rows, whose conversations are cut to data.max_len where data.on_too_long
-    says so. Raises UsageError where that is "error".
+    says so. Raises UsageError where that is "error". A conversation of several texts is not cut.
     """
     start = np.array(answers.bounds, np.int64)[:-1]
-    answers.begin, answers.end = ids.offsets[:-1], ids.offsets[1:]
-    answers.tokens = TokenStore.of(ids.values, mask.values)
     if not len(start):
         return np.zeros(0, np.int8)
-    longest = np.maximum.reduceat(ids.lengths, start)
+    longest = np.maximum.reduceat(_lengths(answers), start)
     fates = fates_of_lengths(longest, settings.max_len, settings.on_too_long)
+    several = np.isin(np.arange(len(answers.begin)), [*answers.openings])
+    fates[(fates == TRUNCATED) & np.logical_or.reduceat(several, start)] = TOO_LONG
     fates[_alike(answers)] = EQUAL  # texts that the chat template writes alike
     refused = len(start)
     if settings.on_too_long == "error" and (fates == TOO_LONG).any():
@@ -280,11 +341,23 @@ def _cut(
     most = np.minimum(answers.end, answers.begin + settings.max_len)
     answers.end = np.where(shortened, most, answers.end)
     # nothing predicts a first token
-    silent = last_learned(mask.values, answers.begin, answers.end) <= answers.begin
+    silent = last_learned(mask, answers.begin, answers.end) <= answers.begin
     used = np.isin(fates, USED)
     fates[used & np.logical_or.reduceat(silent, start)] = NO_LOSS
     fates[_alike(answers) & (fates == TRUNCATED)] = NO_LOSS
     return fates
+
+
+def _lengths(answers: Answers) -> NDArray[np.int64]:
+    """[S] the tokens of each conversation. What several texts begin with alike counts once, as a
+    learner computes it.
+    """
+    lengths = answers.end - answers.begin
+    for number in answers.openings:
+        ids, *_ = answers.part(number)
+        texts = [ids[begin:end] for begin, end in answers.texts(number)]
+        lengths[number] = grow(texts, MIN_CONTINUED).n_tokens
+    return lengths
 
 
 def _alike(answers: Answers) -> NDArray[np.bool_]:
@@ -313,7 +386,11 @@ def _show(
     for number in answers.conversations(row):
         ids, *_ = answers.part(number)
         digests = images_in(answers.messages[number])
-        images = placed_in(answers.rows[row], ids, digests, reader)
+        images = tuple(
+            image.moved(begin)
+            for begin, end in answers.texts(number)
+            for image in placed_in(answers.rows[row], ids[begin:end], digests, reader)
+        )
         if fates[row] == TRUNCATED:
             images = tuple(image for image in images if image.at[0] < limit)
             if images and images[-1].at[-1] >= min(limit, len(ids)):

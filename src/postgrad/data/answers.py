@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.data.chat_format import Message, says_nothing, with_tools
+from postgrad.data.chat_format import Message, bears_loss, says_nothing, with_tools
 from postgrad.data.images import identified, with_images
 from postgrad.data.messages import called_tools, chat_of, column, kind_of, with_system
 from postgrad.data.rows import Row, shown
@@ -61,6 +61,7 @@ class PreferenceRow:
     conversations: tuple[list[Message], ...]  # (chosen, rejected), or (labelled,)
     first: int  # index of the message where answers begin; in a pair the first that differs
     desirable: bool = True  # the label; True for pairs, where nothing reads it
+    asked: int | None = None  # messages of a prompt in a column of its own; None: there is none
 
     @property
     def is_pair(self) -> bool:
@@ -74,13 +75,10 @@ class PreferenceRow:
 
     @property
     def empty(self) -> bool:
-        """Whether a conversation ends without an answer, or an answer in it is blank."""
+        """Whether a conversation ends without an answer, or an answer that is learned is blank."""
         return any(
             conversation[-1]["role"] != "assistant"
-            or any(
-                turn["role"] == "assistant" and says_nothing(turn)
-                for turn in conversation[self.first :]
-            )
+            or any(bears_loss(turn) and says_nothing(turn) for turn in conversation[self.first :])
             for conversation in self.conversations
         )
 
@@ -93,22 +91,25 @@ class PreferenceRow:
 
     @property
     def parts_inside_a_turn(self) -> bool:
-        """Whether the first two messages of a pair that differ begin with the same character: they
-        part in the middle of a turn.
+        """Whether the first two messages of a pair that differ are answers that begin with the same
+        character: they part in the middle of a turn.
         """
         if not self.is_pair or not self.complete:
             return False
-        chosen, rejected = (messages[self.first]["content"] for messages in self.conversations)
-        return bool(chosen) and chosen[:1] == rejected[:1]
+        parting = [messages[self.first] for messages in self.conversations]
+        chosen, rejected = (message["content"] for message in parting)
+        answers = all(message["role"] == "assistant" for message in parting)
+        return answers and bool(chosen) and chosen[:1] == rejected[:1]
 
     @property
     def question(self) -> list[str]:
         """All texts of the user before the answer, images by their hashes, joined into one
         question; [] if there are none.
 
-        The last message alone would not do: it may be "go on" in unrelated conversations.
+        The last message alone would not do: it may be "go on" in unrelated conversations. What an
+        environment said behind the prompt is no question, in however many turns two episodes agree.
         """
-        before = self.conversations[0][: self.first]
+        before = self.conversations[0][: self.first if self.asked is None else self.asked]
         texts = [identified(turn) for turn in before if turn["role"] == "user"]
         return ["\n".join(texts)] if texts else []
 
@@ -137,7 +138,7 @@ def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
             f"and every evaluation compare two answers{held}"
         )
     columns = {settings.chosen: "data.chosen", settings.rejected: "data.rejected"}
-    shape, (chosen, rejected), _ = _conversations(row, settings, columns)
+    shape, (chosen, rejected), asked = _conversations(row, settings, columns)
     parted = (
         i
         for i, (chosen_turn, rejected_turn) in enumerate(zip(chosen, rejected, strict=False))
@@ -149,13 +150,15 @@ def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
         for conversation in (chosen, rejected)
         if first < len(conversation)
     ]
-    if len(differing) == 2 and differing != ["assistant", "assistant"]:
+    # Behind a prompt of its own each side has what an environment replied to it, which may differ.
+    if asked is None and len(differing) == 2 and differing != ["assistant", "assistant"]:
         raise UsageError(
             f"{row.place}: chosen and rejected of row {row.index} part at message {first}, which "
             f"is of the {differing[0]} and of the {differing[1]}: both have to answer the same "
-            "messages; fix the row or leave it out (data.filter)"
+            "messages; put these into a column of their own (data.prompt) where an environment "
+            "said the rest, fix the row, or leave it out (data.filter)"
         )
-    return PreferenceRow(row, f"pairs of {shape}", (chosen, rejected), first)
+    return PreferenceRow(row, f"pairs of {shape}", (chosen, rejected), first, asked=asked)
 
 
 def labelled_of(row: Row, settings: PairSettings) -> PreferenceRow:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
-from postgrad.core.ragged import Ragged
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
@@ -27,7 +26,7 @@ from postgrad.data.templates import (
     turn_ends,
     unencodable,
 )
-from postgrad.data.texts import columns_of
+from postgrad.data.texts import in_rows
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -44,7 +43,7 @@ def conversation_columns(
     notes: list[str],
     reader: "ImageReader | None",
 ) -> TokenColumns:
-    """By row, the tokens of its texts joined: see _in_rows."""
+    """By row, the tokens of its texts joined: see in_rows."""
     call = template_call(settings)
 
     def make() -> TokenColumns:
@@ -71,7 +70,7 @@ def _watched(messages: PackedJson[list[Message]]) -> Iterator[list[Message]]:
 def _single_texts(texts: Iterable[Masked], rows: PackedRows) -> TokenColumns:
     """The columns of rows that are one text each."""
     try:
-        return _in_rows(texts, np.ones(len(rows), np.int64))
+        return in_rows(texts, np.ones(len(rows), np.int64))
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
 
@@ -150,20 +149,4 @@ def _tokenised(
             counts.append(len(row_texts))
             yield from ((place, text) for text in row_texts)
 
-    return _in_rows(marked(tokenizer, rows, texts()), counts)
-
-
-def _in_rows(
-    tokens: Iterable[Masked],
-    counts: "array[int] | NDArray[np.int64]",
-) -> TokenColumns:
-    """(ids, mask) of texts joined into columns of rows: token_ids, loss_mask, and starts, True
-    where a text begins. counts: how many texts each row has, once all are there.
-    """
-    columns = columns_of(tokens)
-    ids, mask = columns["token_ids"], columns["loss_mask"]
-    starts = np.zeros(len(ids.values), np.bool_)
-    starts[ids.offsets[:-1][ids.lengths > 0]] = True
-    edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
-    values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
-    return {name: Ragged(column, edges) for name, column in values.items()}
+    return in_rows(marked(tokenizer, rows, texts()), counts)

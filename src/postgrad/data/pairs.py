@@ -26,7 +26,8 @@ class Pair:
     token that ends its last answer's turn.
 
     A mask is True at the assistant's tokens from the first message on that differs; the tokens
-    before it are the same in both.
+    before it are the same in both. Where the chat template writes an answer differently once more
+    messages follow, a conversation is a text for each answer, one behind the other.
     """
 
     ticket: int  # the global number of the draw
@@ -39,6 +40,8 @@ class Pair:
     metadata: Mapping[str, Any]  # the other columns of the row, JSON values
     chosen_images: tuple[PlacedImage, ...] = ()
     rejected_images: tuple[PlacedImage, ...] = ()
+    chosen_openings: tuple[int, ...] = ()  # the tokens at which each further text begins
+    rejected_openings: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,26 @@ def load_pairs(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
     reader: "ImageReader | None" = None,
+    scored: bool = False,
 ) -> PairSet:
     """Reads, renders and tokenises a dataset of pairs. selection: held-out questions and
     duplicates, shared by all sets of the run. reader: of a model that reads images; others refuse
-    rows with some.
+    rows with some. scored: for a model that scores the last token of a conversation: of several
+    texts it reads the last one alone, which has all messages.
 
     Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
     with it.
     """
-    answers, account = load_answers(settings, tokenizer, pair_of, selection, cache, reader)
+    answers, account = load_answers(
+        settings,
+        tokenizer,
+        pair_of,
+        selection,
+        cache,
+        reader,
+        used_texts="last" if scored else "all",
+    )
     for row in answers.used.tolist() if answers.without_margin else ():
         if row in answers.without_margin:
             raise answers.without_margin[row]
@@ -111,6 +124,7 @@ class _Pairs(Records[Pair]):
             answers.metadata[row],
             chosen_images,
             rejected_images,
+            *(answers.openings.get(number, ()) for number in answers.conversations(row)),
         )
 
 
@@ -123,7 +137,9 @@ def load_labelled(
     reader: "ImageReader | None" = None,
 ) -> LabelledSet:
     """load_pairs for labelled answers: rows with a label, and pairs, which give two each."""
-    answers, account = load_answers(settings, tokenizer, labelled_of, selection, cache, reader)
+    answers, account = load_answers(
+        settings, tokenizer, labelled_of, selection, cache, reader, used_texts="one"
+    )
     answers.metadata = PackedJson()
     counts = [len(answers.conversations(row)) for row in answers.used.tolist()]
     labelled = _Labelled(answers, np.repeat(answers.used, counts))

@@ -22,6 +22,10 @@ from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, r
 
 CHUNK = 256  # texts that are tokenised in one call
 PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
+SEVERAL_TEXTS = (
+    "the chat template writes an answer differently when more messages follow, so that the answers "
+    "are not of one text"
+)
 Encodable = TypeVar("Encodable")
 
 
@@ -156,10 +160,7 @@ def single_text(texts: Sequence[Rendered] | Unmarkable) -> Rendered:
     if isinstance(texts, Unmarkable):
         raise texts
     if len(texts) > 1:
-        raise Unmarkable(
-            "the chat template writes an answer differently when more messages follow, so "
-            "that the answers are not of one text"
-        )
+        raise Unmarkable(SEVERAL_TEXTS)
     return texts[0]
 
 

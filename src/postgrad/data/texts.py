@@ -50,6 +50,22 @@ def columns_of(tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]]) ->
     return {"token_ids": ids.column(), "loss_mask": mask.column()}
 
 
+def in_rows(
+    tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]],
+    counts: "array[int] | NDArray[np.int64]",
+) -> dict[str, Ragged]:
+    """(ids, mask) of texts joined into columns of rows: token_ids, loss_mask, and starts, True
+    where a text begins. counts: how many texts each row has, once all are there.
+    """
+    columns = columns_of(tokens)
+    ids, mask = columns["token_ids"], columns["loss_mask"]
+    starts = np.zeros(len(ids.values), np.bool_)
+    starts[ids.offsets[:-1][ids.lengths > 0]] = True
+    edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
+    values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
+    return {name: Ragged(column, edges) for name, column in values.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class TokenStore:
     """Tokens of many texts and which of them bear loss, a bit for each."""

@@ -37,6 +37,9 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
         images=column_of(
             images for pair in pairs for images in (pair.chosen_images, pair.rejected_images)
         ),
+        openings=column_of(
+            places for pair in pairs for places in (pair.chosen_openings, pair.rejected_openings)
+        ),
     )
 
 
@@ -48,7 +51,13 @@ def read_set(
     """
     eval_set, selection = recipe.eval.sets[place], Selection(part="evaluation")
     with keys_of(recipe.eval, place, recipe.data):
-        pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
+        pairs = load_pairs(
+            eval_set.data,
+            tokenizer,
+            selection=selection,
+            reader=reader,
+            scored=recipe.job == "reward",
+        )
     for pair in pairs.all():
         counted_under(eval_set.by, pair.metadata, pair.row, pairs.account.name)
     return pairs

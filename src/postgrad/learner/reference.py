@@ -156,7 +156,7 @@ def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
 
 def _keys(sequences: Sequences) -> list[bytes]:
     """A hash of each sequence's tokens, mask and images, which the tokens name no more than their
-    places of.
+    places of, and of where further conversations begin in it.
     """
     pairs = zip(sequences.tokens, sequences.loss_mask, strict=True)
     return [
@@ -164,6 +164,7 @@ def _keys(sequences: Sequences) -> list[bytes]:
             tokens.astype("<i4").tobytes()
             + mask.tobytes()
             + b"".join(bytes.fromhex(image.digest) for image in sequences.images_of(row))
+            + np.array(sequences.openings[row] if sequences.openings else (), "<i8").tobytes()
         ).digest()
         for row, (tokens, mask) in enumerate(pairs)
     ]

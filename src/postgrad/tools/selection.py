@@ -15,6 +15,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import left_behind, remove, whole_file
 from postgrad.core.seeds import permutation
 from postgrad.core.text import nearest
+from postgrad.data.chat_format import Message, bears_loss
 from postgrad.observe.sinks import fast_json
 from postgrad.recipe.pipeline import PairKind, SelectedRows
 from postgrad.recipe.recipe import Recipe
@@ -128,6 +129,8 @@ def _rows(
         counts["prompts"] += 1
         counts["samples"] += len(group)
         counts["samples without a reward"] += sum(sample["total"] is None for sample in group)
+        sides = map(_side, group) if selection.kind == "pairs" else ()
+        counts.update(f"samples in no pair: {side}" for side in sides if isinstance(side, str))
         rows, reason = _of_group(group, selection)
         if reason:
             counts[f"prompts without a row: {reason}"] += 1
@@ -181,12 +184,55 @@ def _answered(sample: Sample) -> list[dict[str, Any]]:
 
 
 def _answer(sample: Sample) -> list[dict[str, str]]:
-    if "turns" in sample or "conversations" in sample:
+    if "turns" in sample:
         raise UsageError(
-            f"row {sample['row']} of {sample['dataset']} was played in an environment: its samples "
-            "are no pairs, and those of an earlier version no rows; --select difficulty reads them"
+            f"row {sample['row']} of {sample['dataset']} was played in an environment by an "
+            "earlier version: its samples are neither rows nor pairs; --select difficulty reads "
+            "them, and with another --to it is played again"
         )
     return [{"role": "assistant", "content": sample["text"]}]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A sample as one side of a pair."""
+
+    sample: Sample
+    prompt: list[Message]  # up to the policy's first turn
+    answer: list[Message]  # from there on to its last turn
+    tools: list[Any]  # JSON schemas that it was shown
+
+
+def _side(sample: Sample) -> _Side | str:
+    """A sample as a side of a pair, or why it is none. Of an episode it is the only conversation
+    that the policy wrote in: a row has one conversation on each side.
+    """
+    if "conversations" not in sample:
+        return _Side(sample, list(sample["messages"]), _answer(sample), [])
+    answered = [
+        (conversation, turns)
+        for conversation in sample["conversations"]
+        if (turns := [n for n, m in enumerate(conversation["messages"]) if bears_loss(m)])
+    ]
+    if not answered:
+        return "no turn of the policy"
+    if len(answered) > 1:
+        return "several conversations"
+    (conversation, turns), *_ = answered
+    messages, first, end = conversation["messages"], turns[0], turns[-1] + 1
+    return _Side(sample, messages[:first], messages[first:end], conversation["tools"])
+
+
+def _compared(chosen: _Side | str, rejected: _Side | str) -> tuple[_Side, _Side] | str:
+    """Two samples as a pair, or why they are none."""
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        return f"samples with {chosen if isinstance(chosen, str) else rejected}"
+    if (chosen.prompt, chosen.tools) != (rejected.prompt, rejected.tools):
+        return "episodes that begin with other messages or tools"
+    # where one ends and the other goes on, no token of the shorter one differs
+    if all(a == b for a, b in zip(chosen.answer, rejected.answer, strict=False)):
+        return "samples with different rewards say the same"
+    return chosen, rejected
 
 
 def _pairs(
@@ -197,28 +243,35 @@ def _pairs(
     """
     ordered = sorted(scored, key=lambda sample: (-sample["total"], sample["sample"]))
     chosen = {sample["sample"] for sample in usable}
-    different: list[tuple[Sample, Sample]] = [
-        (better, worse)
+    sides = {sample["sample"]: _side(sample) for sample in scored}
+    compared: list[tuple[_Side, _Side] | str] = [
+        _compared(sides[better["sample"]], sides[worse["sample"]])
         for better, worse in combinations(ordered, 2)
         if better["total"] - worse["total"] > selection.margin and better["sample"] in chosen
     ]
-    if not different:
+    if not compared:
         return [], "no two rewards differ by more than the margin"
+    different: list[tuple[_Side, _Side]] = [p for p in compared if not isinstance(p, str)]
+    if not different:
+        return [], str(compared[0])
     if selection.pairs == "best_worst":
         best = different[0][0]
         of_best = (pair for pair in different if pair[0] is best)
-        different = [min(of_best, key=lambda pair: pair[1]["total"])]  # the first of equals
+        # the first of equals
+        different = [min(of_best, key=lambda pair: pair[1].sample["total"])]
     elif selection.pairs == "random":
         ticket = scored[0]["ticket"]
         different = [different[permutation(len(different), selection.seed, "pairs", ticket)[0]]]
-    return [_pair(better, worse) for better, worse in different], None
+    return [_pair(*pair) for pair in different], None
 
 
-def _pair(better: Sample, worse: Sample) -> dict[str, Any]:
+def _pair(chosen: _Side, rejected: _Side) -> dict[str, Any]:
+    better, worse = chosen.sample, rejected.sample
     return {
-        "prompt": list(better["messages"]),
-        "chosen": _answer(better),
-        "rejected": _answer(worse),
+        "prompt": chosen.prompt,
+        "chosen": chosen.answer,
+        "rejected": rejected.answer,
+        **({"tools": chosen.tools} if chosen.tools else {}),
         "margin": better["total"] - worse["total"],
         "chosen_reward": better["total"],
         "rejected_reward": worse["total"],

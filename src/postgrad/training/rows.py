@@ -5,6 +5,7 @@ that account for them.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
@@ -199,9 +200,8 @@ def prompts(
 
 def pairs(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Pair]:
     """What a reward model, or a loss on pairs, learns from."""
-    return training_rows(
-        load_pairs, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader
-    )
+    load = partial(load_pairs, scored=recipe.job == "reward")
+    return training_rows(load, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
 def labelled(

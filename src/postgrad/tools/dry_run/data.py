@@ -219,7 +219,7 @@ def _load(
         return load_labelled(settings, tokenizer, reader=reader)
     if isinstance(first, Stepwise):
         return load_steps(settings, tokenizer, reader=reader)
-    return load_pairs(settings, tokenizer, reader=reader)
+    return load_pairs(settings, tokenizer, reader=reader, scored=recipe.job == "reward")
 
 
 def limit_for(settings: RowSettings, part: DrawnSet[Any], count: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -133,8 +133,19 @@ def _sequences(record: Any) -> Iterator[tuple[str, Ids, NDArray[np.bool_] | None
         yield label, record.token_ids, record.loss_mask
     else:
         assert isinstance(record, Pair)
-        yield "chosen", record.chosen, record.chosen_mask
-        yield "rejected", record.rejected, record.rejected_mask
+        yield from _texts("chosen", record.chosen, record.chosen_mask, record.chosen_openings)
+        rejected = record.rejected, record.rejected_mask, record.rejected_openings
+        yield from _texts("rejected", *rejected)
+
+
+def _texts(
+    label: str, ids: Ids, mask: NDArray[np.bool_], openings: tuple[int, ...]
+) -> Iterator[tuple[str, Ids, NDArray[np.bool_]]]:
+    """The texts of one side of a pair, numbered where there are several."""
+    parts = list(pairwise([0, *openings, len(ids)]))
+    for number, (begin, end) in enumerate(parts, 1):
+        several = f" (text {number} of {len(parts)})" if len(parts) > 1 else ""
+        yield label + several, ids[begin:end], mask[begin:end]
 
 
 def show(row: ShownRow, console: Console) -> None:
