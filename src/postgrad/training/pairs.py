@@ -356,12 +356,12 @@ def _reference(
     start = recipe.reference.model.source or path
     if start == path:
         require_unchanged(run, "reference", start)
-        reference, quantize = policy.start(), recipe.model.quantize
+        reference, model = policy.start(), recipe.model
     else:
-        reference, quantize = run.fleet.frozen_policy(start), recipe.reference.model.quantize
+        reference, model = run.fleet.frozen_policy(start), recipe.reference.model
     logprobs = prepared(
         run, "reference", wanted, lambda part: reference.logprobs(part).result(),
-        source=start, quantize=quantize, label="reference logprobs",
+        source=start, model=model, label="reference logprobs",
     )  # fmt: skip
     if start != path:
         run.fleet.release("frozen_policy")  # its logprobs are all that is needed

@@ -273,7 +273,7 @@ def _taught(
     stored = prepared(
         run, "teacher", [sequences_of(rows_of_run.all())],
         lambda part: teacher.top_logprobs(part, top_k, temperature).result(),
-        source=source, quantize=recipe.teacher.model.quantize,
+        source=source, model=recipe.teacher.model,
         label=f"the teacher's {top_k} most likely tokens",
         top_k=top_k, temperature=temperature, vocabulary=vocabulary,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from postgrad.core.files import cache_folder
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.models.settings import ModelSettings
 from postgrad.training.run import Run
 
 
@@ -22,14 +23,14 @@ def prepared(
     compute: Callable[[Sequences], Ragged],
     *,
     source: str,
-    quantize: str,
+    model: ModelSettings,
     label: str,
     **more: Any,
 ) -> ReferenceLogprobs:
     """The columns that `compute` gives for all of `wanted`, from files where they are there.
 
-    role: whose hash is in the run's choices. source, label: for the console. more: what else
-    decides the bits, JSON values.
+    role: whose hash is in the run's choices. model: the table that the role computes by. source,
+    label: for the console. more: what else decides the bits, JSON values.
     """
     recipe, choices = run.recipe, run.choices
     learner = recipe.learner
@@ -37,11 +38,12 @@ def prepared(
         "model": choices.frozen[role],
         "versions": [torch.__version__],
         "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
-        "compiled": choices.compiled,
+        "compiled": choices.compiled and model.compile,
         "mkl": sorted(name for name, library in choices.products.items() if library == "mkl"),
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
-        "attention": recipe.model.attention,
-        "quantize": quantize,
+        "attention": model.attention,
+        "router_dtype": model.router_dtype,
+        "quantize": model.quantize,
         **more,
     }
     if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
