@@ -59,7 +59,7 @@ class LearnedReward:
         return score_sequences(self.role, sequences, images)
 
     def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
-        """[steps] the places of the last token of each step of a turn [R]; see data.step_ends."""
+        """[steps] the place of the last token of each step of a turn [R]: data.step_tokens."""
         return step_ends(self._tokenizer, ids, separator)
 
     def score_steps(

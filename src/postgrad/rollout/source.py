@@ -77,7 +77,7 @@ class Source(Protocol):
 
 
 class Prompts(Protocol):
-    """The part of data.mixture.Draws that a source needs."""
+    """The part of data.draws.Draws that a source needs."""
 
     def __len__(self) -> int:
         """How many draws one epoch has."""

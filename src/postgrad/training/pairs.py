@@ -259,7 +259,7 @@ class StepRewardJob(SupervisedJob[Stepwise]):
 def reward(
     run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None
 ) -> RewardJob | StepRewardJob:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer, by_step = load_tokenizer(path), recipe.row_kind == "steps"
     if by_step:
         require_step_labels(path)
@@ -287,7 +287,7 @@ def reward(
 def preference(
     run: Run, recipe: PreferenceRecipe, path: str, checkpoint: Checkpoint | None
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
     reader = rows.image_reader(path, tokenizer)
     one_by_one = algorithm.level != "pair"

@@ -192,7 +192,7 @@ class SFTJob(SupervisedJob[Conversation]):
 def assemble(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer = load_tokenizer(path)
     check_teachers(recipe, tokenizer)
     reader = rows.image_reader(path, tokenizer)

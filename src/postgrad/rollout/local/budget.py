@@ -54,8 +54,7 @@ def choose_sizes(
 
     max_len: tokens of the longest sequence, prompt and response. token_bytes: cache bytes of one
     place. free_bytes: of the device. row_bytes: of a slot, whatever its length (states of
-    recurrent layers). Raises UsageError where the recipe's cache cannot hold one
-    sequence.
+    recurrent layers). Raises UsageError where the recipe's cache cannot hold one sequence.
     """
     places = places_for(max_len)
     token_bytes = max(1, token_bytes + -(-row_bytes // places))

@@ -233,11 +233,10 @@ class Decoding:
     """One new token for each of the first N rows of the cache, over its prompt and its response.
     Idle rows are among them: each sees its own token, and nothing reads its result.
 
-    Grouped queries are extra query rows
-    of their key head, and so are the rows that share a prompt: each key is read once for all of
-    them. Prompt and response have a softmax each; the two are merged by their sums. Rows and heads
-    are one batch of matrix products: with few queries a row that is up to twice as fast as
-    scaled_dot_product_attention on CPUs.
+    Grouped queries are extra query rows of their key head, and so are the rows that share a prompt:
+    each key is read once for all of them. Prompt and response have a softmax each; the two are
+    merged by their sums. Rows and heads are one batch of matrix products: with few queries a row
+    that is up to twice as fast as scaled_dot_product_attention on CPUs.
     """
 
     def __init__(
