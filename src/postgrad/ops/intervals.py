@@ -179,11 +179,9 @@ def calibration_error(margins: NDArray[np.float64]) -> float:
     return float(np.abs(gaps).sum() / len(margins))
 
 
-def margin_histogram(
-    margins: NDArray[np.float64], bins: int = 2 * BINS
-) -> tuple[list[float], list[int]]:
-    """(edges [bins + 1], counts [bins]) of a histogram of the margins."""
-    counts, edges = np.histogram(margins, bins)
+def margin_histogram(margins: NDArray[np.float64]) -> tuple[list[float], list[int]]:
+    """(edges [2 BINS + 1], counts [2 BINS]) of a histogram of the margins."""
+    counts, edges = np.histogram(margins, 2 * BINS)
     return edges.tolist(), counts.tolist()
 
 

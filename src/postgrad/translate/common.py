@@ -259,12 +259,12 @@ def samples_ahead(draft: Draft, steps: int, comment: str, top_p: float) -> None:
         draft.put("algorithm.old_logprobs", "sampled", why)
 
 
-def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:
+def run_dir(draft: Draft, directory: Any) -> None:
     """Where the run writes: the source's output directory, else runs/JOB."""
     path = str(directory or "").strip().rstrip("/")
     while path.startswith("./"):
         path = path[2:]
-    draft.put("run_dir", path or f"runs/{draft.job}", comment)
+    draft.put("run_dir", path or f"runs/{draft.job}")
 
 
 def chat_template(draft: Draft, name: str, value: Any, _: str) -> None:
