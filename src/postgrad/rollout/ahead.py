@@ -21,7 +21,7 @@ from dataclasses import replace
 from postgrad.core.cursor import Cursor
 from postgrad.core.process import Handle
 from postgrad.rollout.pending import PendingArrays
-from postgrad.rollout.source import NOTHING, LiveSource, Paused, Sampled, State
+from postgrad.rollout.source import NO_SAMPLES, LiveSource, Paused, Sampled, State
 
 
 def sampling_thread(stack: ExitStack, halt: Callable[[], None]) -> ThreadPoolExecutor:
@@ -87,7 +87,7 @@ class OverlappedSource:
         self._learner_waited = 0.0  # seconds in this step
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """Source.next. Returns at once where the step's groups have ended before `pause`."""
         began = time.perf_counter()

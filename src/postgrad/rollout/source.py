@@ -19,7 +19,7 @@ from postgrad.rollout.sampling import GroupSampler, OpenGroup, Scoring
 from postgrad.rollout.settings import RolloutSettings
 
 State = Mapping[str, Any]  # JSON values that a source keeps between steps
-NOTHING: PendingArrays = {}  # no sample is under way
+NO_SAMPLES: PendingArrays = {}  # no sample is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Source(Protocol):
     """Gives the loop the groups of each step."""
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """The groups of step `step`, from 1 on, from the first open tickets on. pending: of the
         step before.
@@ -149,7 +149,7 @@ class LiveSource:
         self._redrawn = 0  # samples that a resume has drawn from their start
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """Source.next: `take`, then `cut`."""
         sampled = self.take(step, cursor, state, pending)
@@ -169,7 +169,7 @@ class LiveSource:
         return self._paused
 
     def take(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """The groups of a step, or those that were scored before too many of them had failed. The
         engine keeps the samples of later steps. Raises RunError where no prompt is left.

@@ -57,8 +57,6 @@ from postgrad.training.rl_parts import assemble_rl
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
 
-NOTHING = "nothing was trained yet"
-
 
 def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
     """The job of a run, from a checkpoint where there is one, and its base model's path.
@@ -253,8 +251,9 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
     except Exception as error:
         if not ran_out(error):
             raise
-        standing = f"the checkpoint of step {checkpoint.step} is kept" if checkpoint else NOTHING
-        step = checkpoint.step if checkpoint else 0
+        step, standing = 0, "nothing was trained yet"
+        if checkpoint is not None:
+            step, standing = checkpoint.step, f"the checkpoint of step {checkpoint.step} is kept"
         phase = phase_of(run)
         raise explain(run, step, phase, error, standing) from error
 
