@@ -236,7 +236,7 @@ class Life:
         return sampled
 
     def paused(self) -> tuple[Any, Any]:
-        if self.source.go_on():
+        if self.source.start_ahead():
             time.sleep(self.order.random() * self.seconds)
         paused = self.source.pause()
         self.schedule.append(paused.schedule)

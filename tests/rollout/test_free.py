@@ -153,7 +153,7 @@ def test_the_engine_is_cut_within_a_long_answer_and_goes_on_to_the_same_end(
     life.engine.version = 0
     life.source.next(1, life.cursor, {}, {})
     begun.clear()
-    assert life.source.go_on()
+    assert life.source.start_ahead()
     assert begun.wait(60.0)
     paused = life.source.pause()
     tracks = [Track.from_json(track) for track in paused.schedule["engines"]]

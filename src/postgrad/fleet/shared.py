@@ -248,7 +248,7 @@ class SharedEngine:
         self.rest()
         return any(member.serves for member in self._members)
 
-    def go_on(self, policy: RankedRole | None) -> dict[int, Workers]:
+    def resume(self, policy: RankedRole | None) -> dict[int, Workers]:
         """Ends a pause. policy: whose weights are published next; the engine has older ones until
         then. Returns the processes that stayed, by number.
         """

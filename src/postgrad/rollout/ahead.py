@@ -69,7 +69,7 @@ class Progress:
 
 
 class OverlappedSource:
-    """A live source that samples while the policy learns: Source.go_on is true.
+    """A live source that samples while the policy learns: Source.start_ahead is true.
 
     One thread does all of its work in its whole life, so that engine, environments and scorer are
     never used by two threads at once, and verifiers' processes, which Linux ends with the thread
@@ -100,13 +100,13 @@ class OverlappedSource:
         """Source.awaited: of the live source, whose thread may be at work."""
         return self._live.awaited()
 
-    def go_on(self) -> bool:
-        """Source.go_on: the thread samples."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: the thread samples."""
         self._ahead = self._thread.submit(self._sample)
         return True
 
     def pause(self) -> Paused:
-        """Source.pause, once the next step's groups have ended, where `go_on` was called. Its
+        """Source.pause, once the next step's groups have ended, where `start_ahead` was called. Its
         metrics say how long learner and engine have waited for each other since `next`.
         """
         called = time.perf_counter()

@@ -201,7 +201,7 @@ def _step_again(
             sample = group.samples[number]
             request = _open_request(sample, ticket)
             if turn.finish is None:
-                sample.go_on(turn.written)
+                sample.continue_turn(turn.written)
             else:
                 begun.append((group, sample, sample.take(turn.completion(request.turn))))
             if not later:
@@ -245,7 +245,7 @@ def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: deque[_Recorded
             continue
         request = _open_request(sample, turn.ticket)
         if reply is None:
-            sample.go_on(turn.written)
+            sample.continue_turn(turn.written)
         else:
             sample.recall(turn.completion(request.turn), reply)
 

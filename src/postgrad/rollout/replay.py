@@ -100,8 +100,8 @@ class ReplaySource:
         """Source.awaited: nothing is waited for."""
         return ""
 
-    def go_on(self) -> bool:
-        """Source.go_on: nothing is sampled."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: nothing is sampled."""
         return False
 
     def pause(self) -> Paused:

@@ -63,8 +63,8 @@ class Source(Protocol):
         """What a step waits for, by ticket, for people; "" where it waits for nothing."""
         ...
 
-    def go_on(self) -> bool:
-        """After `next`: samples for the next step from now on, until `pause`, beside whatever its
+    def start_ahead(self) -> bool:
+        """After `next`: starts to sample for the next step, until `pause`, beside whatever its
         caller does. False: it does not, and the engine is empty.
         """
         ...
@@ -160,8 +160,8 @@ class LiveSource:
         """Source.awaited: the groups that have begun."""
         return self._sampler.awaited()
 
-    def go_on(self) -> bool:
-        """Source.go_on: the engine was cut by `next`."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: the engine was cut by `next`."""
         return False
 
     def pause(self) -> Paused:
@@ -278,7 +278,7 @@ class LiveSource:
                 self._drawing,
                 self._tokenizer,
             )
-        self._sampler.go_on(groups)
+        self._sampler.start_groups(groups)
         return schedule
 
     def _reason(self, group: ScoredGroup) -> Reason | None:

@@ -103,7 +103,7 @@ class RLJob:
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("publish"):
             parts.publish.show(batch.sequences)
-        if state.step + 1 == run.steps or not parts.source.go_on():
+        if state.step + 1 == run.steps or not parts.source.start_ahead():
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
