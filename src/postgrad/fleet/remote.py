@@ -51,7 +51,7 @@ class RankedRole:
         return self._role
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         return self._lora is not None and self._lora.dropout > 0.0
 
     @property

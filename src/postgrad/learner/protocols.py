@@ -105,7 +105,7 @@ class PolicyRole(LogprobRole, Learns, Protocol):
         ...
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True where updates use dropout: their logprobs differ from those of `logprobs`."""
         ...
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from postgrad.algorithms.base import RolloutAlgorithm, adapted
+from postgrad.algorithms.base import Credit, RolloutAlgorithm, adapted
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.core.process import Handle
@@ -93,8 +94,8 @@ class RLJob:
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run = run
         self._parts = parts
-        # The scorer's seconds and the engine's sums when the step began.
-        self._sampling = 0.0, EngineStats().row
+        self._scored_before = 0.0  # the scorer's seconds when the step began
+        self._sums_before = EngineStats().row  # the engine's, likewise
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Samples, scores, computes credit, updates and publishes once."""
@@ -119,7 +120,7 @@ class RLJob:
         learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(
             batch, credit, columns["old"], learned, results["policy"], parts.recipe.rollout,
-            step=state.step, dropout=parts.roles.policy.drops,
+            step=state.step, dropout=parts.roles.policy.has_dropout,
         )  # fmt: skip
         paused, spent = self._pause()
         if parts.roles.follows is not None:  # before its weights may leave their GPU
@@ -127,8 +128,7 @@ class RLJob:
         with run.phase("publish"):
             published = parts.publish(number)
         with run.phase("log"):
-            shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
-            run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
+            self._log_samples(sampled, number, batch, credit, learned)
         following = replace(
             state,
             step=number,
@@ -158,7 +158,7 @@ class RLJob:
     def _sample(self, state: RunState) -> Sampled:
         """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
-        self._sampling = parts.scorer.seconds, parts.engine.stats.row
+        self._scored_before, self._sums_before = parts.scorer.seconds, parts.engine.stats.row
         parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
         with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
@@ -193,12 +193,25 @@ class RLJob:
             paused = parts.source.pause()
         if paused.schedule is not None:
             run.logs.schedule(paused.schedule)
-        waited, before = self._sampling
-        spent = named(np.subtract(parts.engine.stats.row, before).tolist())
-        run.clock.add("sample/score", parts.scorer.seconds - waited)
+        spent = named(np.subtract(parts.engine.stats.row, self._sums_before).tolist())
+        run.clock.add("sample/score", parts.scorer.seconds - self._scored_before)
         for part in ("prefill", "decode"):
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused, spent
+
+    def _log_samples(
+        self,
+        sampled: Sampled,
+        step: int,
+        batch: RolloutBatch,
+        credit: Credit,
+        learned: NDArray[np.float32],
+    ) -> None:
+        """Writes the step's lines of samples.jsonl. learned: learner_logprobs."""
+        kept, decode = self._run.recipe.observe.samples, self._parts.tokenizer.decode
+        groups, reasons = sampled.all, sampled.reasons
+        lines = step_samples(groups, reasons, step, decode, batch, credit, learned, kept)
+        self._run.logs.samples(lines)
 
     def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """By parameter of `credit` what it needs: logprobs of the policy before the step, of
@@ -207,9 +220,9 @@ class RLJob:
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
-        several = needs.ratio and self._run.geometry.updates_per_step > 1
+        several_updates = needs.ratio and self._run.geometry.updates_per_step > 1
         asked: dict[str, Handle[Ragged] | Graded] = {}  # all are asked before any is waited for
-        if needs.old_logprobs or (several and not needs.sampled_is_old):
+        if needs.old_logprobs or (several_updates and not needs.sampled_is_old):
             asked["old"] = roles.policy.logprobs(batch.sequences)
         if roles.reference is not None and needs.reference:
             asked["ref"] = roles.reference.logprobs(batch.sequences)
