@@ -10,7 +10,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.data.step_tokens import step_ends
-from postgrad.learner.protocols import Scores
+from postgrad.learner.protocols import ScalarRole
 from postgrad.learner.score import probabilities, score_sequences, step_scores
 from postgrad.models.config import load_config
 from postgrad.models.score import judges_steps, scale_of, separator_of
@@ -37,7 +37,7 @@ class LearnedReward:
         self._tokenizer = tokenizer
         self._scale = scale_of(config)
         self.separator = separator_of(config) if judges_steps(config) else None
-        self.role: Scores | None = None
+        self.role: ScalarRole | None = None
 
     @property
     def mean(self) -> float | None:

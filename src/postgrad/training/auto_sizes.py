@@ -25,7 +25,7 @@ from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.distilled import DistilledLearner
 from postgrad.learner.learner import Learner
 from postgrad.learner.policy import Policy, PolicyLearner
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import TrainedRole
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
@@ -125,7 +125,7 @@ def largest(start: int, floor: int, fits: Fits) -> int | None:
     return size
 
 
-def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
+def try_tokens(run: Run, learners: Sequence[TrainedRole], readers: Sequence[object] = ()) -> None:
     """Finds the largest token budget with which all learners can learn, where it is untried, and
     sets it for them and for readers, roles that only compute forward.
 

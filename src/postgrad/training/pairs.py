@@ -28,7 +28,7 @@ from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
 from postgrad.fleet.loading import require_unchanged
 from postgrad.learner.learner import UpdateResult
-from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
+from postgrad.learner.protocols import MovingReferenceRole, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.image_reader import ImageReader
@@ -57,10 +57,10 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
         reference: ReferenceLogprobs | None,
         evaluator: PairEvaluator | None,
-        follows: Follows | None = None,
+        moving_reference: MovingReferenceRole | None = None,
     ) -> None:
-        """read: turns drawn samples into sequences and a mask [S] of the preferred ones. follows: a
-        reference that follows the policy, in place of `reference`.
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones.
+        moving_reference: one that follows the policy, in place of `reference`.
         """
         super().__init__(run, policy, algorithm, draws)
         self._preference = algorithm
@@ -68,17 +68,17 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         self._read = read
         self._reference = reference
         self._evaluator = evaluator
-        self._follows = follows
+        self._moving_reference = moving_reference
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One update, after which the reference follows, where it does."""
         state, metrics = super().step(state)
-        if self._follows is not None:
-            self._follows.after_step(state.step, self._policy)
+        if self._moving_reference is not None:
+            self._moving_reference.after_step(state.step, self._policy)
         return state, metrics
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        changing = {} if self._follows is None else self._follows.tensors()
+        changing = {} if self._moving_reference is None else self._moving_reference.tensors()
         return {**super().tensors(), **changing}
 
     def experience(self, drawn: list[Drawn]) -> Experience:
@@ -103,8 +103,8 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
-        if self._follows is not None:
-            return self._follows.logprobs(sequences).result()
+        if self._moving_reference is not None:
+            return self._moving_reference.logprobs(sequences).result()
         return None if self._reference is None else self._reference.of(sequences)
 
     def _mismatched(self, sequences: Sequences) -> NDArray[np.float64] | None:
@@ -304,17 +304,17 @@ def preference(
         require_same_tokens(other, "reference.model.path", tokenizer)
     run.count_rows(len(draws))
     policy = run.fleet.policy(path)
-    follows = run.fleet.moving_reference(path) if recipe.reference.moves else None
-    changing = [policy] if follows is None else [policy, follows]
-    foresee_disk(run, sum(role.state_bytes() for role in changing))
-    auto_sizes.try_tokens(run, [policy], [follows])
+    moving = run.fleet.moving_reference(path) if recipe.reference.moves else None
+    saved = [policy] if moving is None else [policy, moving]
+    foresee_disk(run, sum(role.state_bytes() for role in saved))
+    auto_sizes.try_tokens(run, [policy], [moving])
     reference = None
-    if follows is None and algorithm.needs().reference:
+    if moving is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
         reference = _reference(run, recipe, path, policy, list(wanted))
-    for role in changing:
+    for role in saved:
         rows.restore(role, checkpoint)
-    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, follows)
+    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, moving)
 
 
 def _evaluator(

@@ -21,12 +21,12 @@ from postgrad.evaluation.results import Result
 from postgrad.fleet.teachers import Graded, Teachers
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import (
-    Changes,
-    Follows,
-    Learns,
     LogprobRole,
+    MovingReferenceRole,
     PolicyRole,
+    SavedRole,
     ScoringRole,
+    TrainedRole,
 )
 from postgrad.learner.update import Update, replayed, updates
 from postgrad.observe.samples import step_samples
@@ -55,7 +55,7 @@ class Roles:
     policy: PolicyRole
     critic: ScoringRole | None  # None where the algorithm needs none
     reference: LogprobRole | None  # None where the algorithm needs none
-    follows: Follows | None  # the reference, where it follows the policy
+    moving_reference: MovingReferenceRole | None  # `reference`, where it follows the policy
     teachers: Teachers | None = None  # None where the algorithm needs none
 
     def grader(self, by: Literal["policy", "reference"] | None) -> LogprobRole | None:
@@ -63,14 +63,16 @@ class Roles:
         return {None: None, "policy": self.policy, "reference": self.reference}[by]
 
     @property
-    def learners(self) -> list[Learns]:
+    def learners(self) -> list[TrainedRole]:
         """The roles that are trained."""
         return [role for role in (self.policy, self.critic) if role is not None]
 
     @property
-    def changing(self) -> list[Changes]:
+    def saved(self) -> list[SavedRole]:
         """The roles whose state a checkpoint holds."""
-        return [role for role in (self.policy, self.critic, self.follows) if role is not None]
+        return [
+            role for role in (self.policy, self.critic, self.moving_reference) if role is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ class RLJob:
             step=state.step, dropout=parts.roles.policy.has_dropout,
         )  # fmt: skip
         paused, spent = self._pause()
-        if parts.roles.follows is not None:  # before its weights may leave their GPU
-            parts.roles.follows.after_step(number, parts.roles.policy)
+        if parts.roles.moving_reference is not None:  # before its weights may leave their GPU
+            parts.roles.moving_reference.after_step(number, parts.roles.policy)
         with run.phase("publish"):
             published = parts.publish(number)
         with run.phase("log"):
@@ -153,7 +155,7 @@ class RLJob:
             return self._parts.evaluator(self._parts.engine, self._run.advance)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
+        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.saved)))
 
     def _sample(self, state: RunState) -> Sampled:
         """Samples and scores the groups of a step; records failed verifiers with their causes."""

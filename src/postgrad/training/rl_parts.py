@@ -95,16 +95,16 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
     """What learns and what is measured from, from a checkpoint where there is one."""
     policy = run.fleet.policy(path, recipe.rollout.temperature)
-    needs, follows = recipe.algorithm.needs(), None
+    needs, moving = recipe.algorithm.needs(), None
     critic = run.fleet.critic(path) if needs.critic else None
     if needs.loads_reference and recipe.reference.moves:
-        reference = follows = run.fleet.moving_reference(path)
+        reference = moving = run.fleet.moving_reference(path)
     else:
         reference = run.fleet.reference(path) if needs.loads_reference else None
-    roles = Roles(policy, critic, reference, follows)
-    foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
+    roles = Roles(policy, critic, reference, moving)
+    foresee_disk(run, sum(role.state_bytes() for role in roles.saved))
     if checkpoint is not None:
-        for role in roles.changing:
+        for role in roles.saved:
             role.load(checkpoint.tensors)
     return roles
 

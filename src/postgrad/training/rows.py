@@ -31,7 +31,7 @@ from postgrad.evaluation.answers import (
 )
 from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.votes import require_votes
-from postgrad.learner.protocols import Changes
+from postgrad.learner.protocols import SavedRole
 from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.supported import reads_images
@@ -82,7 +82,7 @@ def evaluator(
     return of_policy
 
 
-def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
+def restore(role: SavedRole, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
         role.load(checkpoint.tensors)

@@ -15,7 +15,7 @@ from postgrad.core.records import Experience
 from postgrad.data.draws import Drawn, Draws
 from postgrad.evaluation.results import Result
 from postgrad.learner.learner import UpdateResult
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import TrainedRole
 from postgrad.learner.update import Update
 from postgrad.training.run import Run
 
@@ -24,7 +24,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
     """A job that trains one learner on drawn samples; each step is one update."""
 
     def __init__(
-        self, run: Run, learner: Learns, algorithm: Algorithm, draws: Draws[Drawn]
+        self, run: Run, learner: TrainedRole, algorithm: Algorithm, draws: Draws[Drawn]
     ) -> None:
         self._run = run
         self._learner = learner
