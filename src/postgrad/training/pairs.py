@@ -279,7 +279,8 @@ def reward(
     model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
     auto_sizes.try_tokens(run, [model])
-    rows.restore(model, checkpoint)
+    if checkpoint is not None:
+        model.load(checkpoint.tensors)
     kind = StepRewardJob if by_step else RewardJob
     return kind(run, recipe.algorithm, model, draws, evaluator)
 
@@ -312,8 +313,9 @@ def preference(
     if moving is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
         reference = _reference(run, recipe, path, policy, list(wanted))
-    for role in saved:
-        rows.restore(role, checkpoint)
+    if checkpoint is not None:
+        for role in saved:
+            role.load(checkpoint.tensors)
     return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, moving)
 
 

@@ -209,7 +209,8 @@ def assemble(
     own_answers = _own_answers(recipe)
     policy = run.fleet.policy(path)
     foresee_disk(run, policy.state_bytes())
-    rows.restore(policy, checkpoint)
+    if checkpoint is not None:
+        policy.load(checkpoint.tensors)
     engine = publish = None
     if evaluator is not None or own_answers is not None:
         run.give_back("nothing")  # what loading took, before an engine looks how much is free
