@@ -39,7 +39,7 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
-from postgrad.training.stored import prepared
+from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
 KEPT = 0.9  # of the running mean and mean square, at each step
@@ -209,7 +209,7 @@ class RewardJob(SupervisedJob[Pair]):
         margins = np.array([pair.margin for pair in drawn], np.float64)
         return self._reward.experience(sequences_of(drawn), margins)
 
-    def learned(
+    def after_update(
         self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
     ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
         scores = result.outputs[experience.sequences.loss_mask.values].astype(np.float64)
@@ -256,7 +256,7 @@ class StepRewardJob(SupervisedJob[Stepwise]):
             return self._evaluator(lambda sequences: step_scores(self._model, sequences))
 
 
-def reward(
+def assemble_reward(
     run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None
 ) -> RewardJob | StepRewardJob:
     """The job, from a checkpoint where there is one. See prepare.assemble."""
@@ -285,7 +285,7 @@ def reward(
     return kind(run, recipe.algorithm, model, draws, evaluator)
 
 
-def preference(
+def assemble_preference(
     run: Run, recipe: PreferenceRecipe, path: str, checkpoint: Checkpoint | None
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
     """The job, from a checkpoint where there is one. See prepare.assemble."""
@@ -361,7 +361,7 @@ def _reference(
         reference, model = policy.start(), recipe.model
     else:
         reference, model = run.fleet.frozen_policy(start), recipe.reference.model
-    logprobs = prepared(
+    logprobs = cached_columns(
         run, "reference", wanted, lambda part: reference.logprobs(part).result(),
         source=start, model=model, label="reference logprobs",
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What frozen models say of the rows of a run, computed once before its first update: the logprobs
-of a reference, the most likely tokens of a teacher. Kept in files that the content of model, rows
-and all that decides the bits names.
+"""Columns that a frozen model gives for the rows of a run, computed once before its first update:
+the logprobs of a reference, the most likely tokens of a teacher. They are cached in files, whose
+names are hashes of the model, the rows and all else that decides the bits.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from postgrad.models.settings import ModelSettings
 from postgrad.training.run import Run
 
 
-def prepared(
+def cached_columns(
     run: Run,
     role: str,
     wanted: Iterable[Sequences],
@@ -27,7 +27,7 @@ def prepared(
     label: str,
     **more: Any,
 ) -> ReferenceLogprobs:
-    """The columns that `compute` gives for all of `wanted`, from files where they are there.
+    """The columns that `compute` gives for all of `wanted`, from the cache where it has them.
 
     role: whose hash is in the run's choices. model: the table that the role computes by. source,
     label: for the console. more: what else decides the bits, JSON values.
