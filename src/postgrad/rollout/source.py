@@ -205,7 +205,7 @@ class LiveSource:
             )
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
-        metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
+        metrics = self._sampling_metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if not self._drawing.environments.deterministic and self._settings.max_staleness:
             metrics |= {"ahead/redrawn_samples": float(self._redrawn)}
             self._redrawn = 0
@@ -250,7 +250,7 @@ class LiveSource:
             self._sampler.cut()
             groups = self._sampler.groups
             pending = to_arrays(groups, self._schedule.open)
-            self._paused = Paused(pending, _ahead(groups, pending))
+            self._paused = Paused(pending, _ahead_metrics(groups, pending))
         return self._paused
 
     def _drain(self) -> None:
@@ -311,7 +311,7 @@ class LiveSource:
         return ticket // len(self._prompts)
 
     @staticmethod
-    def _metrics(
+    def _sampling_metrics(
         rounds: int, groups: int, missing: int, reasons: Mapping[int, Reason]
     ) -> dict[str, float]:
         counts = {
@@ -325,8 +325,8 @@ class LiveSource:
         return {name: float(value) for name, value in counts.items()}
 
 
-def _ahead(groups: Mapping[int, OpenGroup], pending: PendingArrays) -> dict[str, float]:
-    """What is under way, as metrics."""
+def _ahead_metrics(groups: Mapping[int, OpenGroup], pending: PendingArrays) -> dict[str, float]:
+    """Metrics of what is under way."""
     return {
         "ahead/groups": float(len(groups)),
         "ahead/ended_groups": float(sum(group.ended for group in groups.values())),

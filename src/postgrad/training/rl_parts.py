@@ -21,7 +21,7 @@ from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environments.sets import check_rows
-from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
+from postgrad.rollout.free import FreeEngine, FreeSource, RecordedSchedule
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
 from postgrad.training import auto_sizes, rows
@@ -172,5 +172,5 @@ def source_of(
     if recipe.rollout.schedule == "fixed":
         return OverlappedSource(live, thread, progress)
     schedule = recipe.rollout.schedule_path
-    recorded = None if schedule is None else Recorded(schedule)
+    recorded = None if schedule is None else RecordedSchedule(schedule)
     return FreeSource(live, thread, progress, cast(FreeEngine, engine), recorded)
