@@ -105,7 +105,7 @@ class RLJob:
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("publish"):
-            parts.publish.show(batch.sequences)
+            parts.publish.probe_with(batch.sequences)
         if state.step + 1 == run.steps or not parts.source.start_ahead():
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):

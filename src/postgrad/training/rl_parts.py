@@ -80,7 +80,9 @@ def assemble_rl(
 
 
 def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
-    """Whoever reads the policy's tokens has its tokenizer."""
+    """Raises UsageError where critic, reference or a teacher has another tokenizer than the policy,
+    whose tokens they read.
+    """
     for role in ("critic", "reference"):
         model = recipe.loaded_models.get((role, "model"))
         if model is not None and model.source not in (None, path):
