@@ -4,16 +4,19 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.checkpoint.schema import MOST
+from postgrad.algorithms.base import ADAPTED
+from postgrad.checkpoint.schema import MOST, AlgorithmSchema, ChoicesSchema
 from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
+from postgrad.fleet.choices import Choices
 from postgrad.observe.sinks import FILES
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -118,7 +121,9 @@ def test_broken_parts_are_errors(
         ({"choices": {"dtype": "float8"}}, "choices.dtype is 'float8'"),
         ({"choices": {"slots": -4}}, "choices.slots is -4"),
         ({"choices": {"frozen": {"policy": 1}}}, "choices.frozen.policy is 1"),
+        ({"choices": {"products": ["mkl"]}}, "choices.products is a list of 1"),
         ({"algorithm": {"kl_coef": "0.1"}}, "algorithm.kl_coef is '0.1'"),
+        ({"algorithm": {"entropy_coef": "0.1"}}, "algorithm.entropy_coef is '0.1'"),
         ({"algorithm": {"rewards": [1, 2]}}, "algorithm.rewards is a list of 2"),
         ({"algorithm": {"weight": 0.0, "sum": 1.0, "squares": 1.0}}, "algorithm.weight is 0.0"),
         ({"algorithm": {"sum": 1.0}}, "algorithm: a scale has `weight`"),
@@ -152,3 +157,11 @@ def test_a_state_of_format_1_which_has_no_samples_under_way_is_read(
     assert RunState.from_json({**state.to_json(), "format": 1}) == state
     with pytest.raises(RunError, match="format 3, this version reads"):
         RunState.from_json({**state.to_json(), "format": 3})
+
+
+def test_every_choice_of_a_run_has_a_type_in_the_schema() -> None:
+    assert {field.name for field in fields(Choices)} == set(ChoicesSchema.model_fields)
+
+
+def test_every_coefficient_that_adapts_has_a_type_in_the_schema() -> None:
+    assert set(ADAPTED) <= set(AlgorithmSchema.model_fields)

@@ -95,6 +95,20 @@ def test_what_comes_from_the_cache_is_bit_for_bit_what_is_made_anew(
                     assert (one.row, one.metadata) == (two.row, two.metadata)
 
 
+def test_hints_that_show_an_answer_come_from_the_cache(
+    path: str, folder: Path, tokenizer: Any
+) -> None:
+    """Their rows are kept in halves, before the place of the answer and behind it."""
+    hint = {"hint": "so: {group.answer}!"}
+    plain, _, again = (
+        Reader(where).prompts(tokenizer, path=path, **hint) for where in (None, folder, folder)
+    )
+    assert again.account.notes == ("tokens from the cache (data.cache)",) * 2
+    for one, two in zip(plain.all(), again.all(), strict=True):
+        assert np.array_equal(one.hinted.token_ids, two.hinted.token_ids)
+        assert one.hinted.answer_at == two.hinted.answer_at
+
+
 def test_whatever_decides_the_tokens_makes_another_entry(
     path: str, folder: Path, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:

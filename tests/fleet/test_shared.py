@@ -207,7 +207,7 @@ def interrupted(lossy: Any) -> None:
 
 def published_again(lossy: Any, weights: list[tuple[str, torch.Tensor]]) -> list[Any]:
     """What a paused engine samples once the restarted ranks have published."""
-    lossy.engine.go_on(None)
+    lossy.engine.resume(None)
     lossy.publish(weights, 2)
     return bits(generate(lossy.engine, requests()))
 

@@ -22,7 +22,7 @@ from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.ahead import OverlappedSource, Progress
 from postgrad.rollout.engine import Completion, EngineStats, Request, in_order
 from postgrad.rollout.environment import Environments, Observation, Step, at_once
-from postgrad.rollout.free import FreeSource, Recorded
+from postgrad.rollout.free import FreeSource, RecordedSchedule
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Sampled
 
@@ -164,7 +164,7 @@ class Life:
     order: random.Random = field(default_factory=lambda: random.Random(0))  # of the workers
     seconds: float = 0.0  # that a turn and a learner's step last at most
     free: bool = False  # engines go as soon as they can
-    recorded: Recorded | None = None  # what is repeated
+    recorded: RecordedSchedule | None = None  # what is repeated
     dies: Dies = lambda method, number: False  # the last worker of a free engine
     thread: Any = None  # of an overlapped source; None: it is not overlapped
     scores_ahead: bool = True
@@ -236,7 +236,7 @@ class Life:
         return sampled
 
     def paused(self) -> tuple[Any, Any]:
-        if self.source.go_on():
+        if self.source.start_ahead():
             time.sleep(self.order.random() * self.seconds)
         paused = self.source.pause()
         self.schedule.append(paused.schedule)

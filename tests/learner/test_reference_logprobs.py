@@ -1,6 +1,7 @@
 """Logprobs of a frozen reference: computed once, kept on disk, never believed when damaged."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def test_what_is_read_from_the_cache_has_the_bits_that_were_computed(tmp_path: P
     assert one.values.tobytes() == two.values.tobytes()
     assert one.values.dtype == np.float32
     np.testing.assert_allclose(one.row(1), [0.0, -0.2, -0.4, -0.5])
+
+
+def test_the_same_sequences_in_other_groups_are_another_entry(tmp_path: Path) -> None:
+    pairs = sequences(ROWS)
+    apart = replace(pairs, group=np.arange(len(ROWS)))
+    counts = [prepared(tmp_path, Model(), wanted=each)[1] for each in (pairs, apart, pairs, apart)]
+    assert counts == [(4, 0), (4, 0), (0, 4), (0, 4)]
 
 
 def test_any_selection_in_any_order_is_known_afterwards(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_tested_type_that_looks_ahead_is_refused(key: str, make: Make) -> None
 
 
 def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) -> None:
-    from postgrad.training.prepare import tell_of_experts
+    from postgrad.training.prepare import warn_of_experts
 
     events: list[tuple[str, str, dict[str, Any]]] = []
     warnings: list[str] = []
@@ -71,16 +71,16 @@ def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) 
         console=SimpleNamespace(warn=warnings.append),
     )
     folder = str(make("mixtral"))
-    tell_of_experts(run, folder)
+    warn_of_experts(run, folder)
     ((kind, text, more),) = events
     assert (kind, more) == ("no_auxiliary_loss", {"experts": 4})
     assert "a mixtral model with 4 experts a layer: it is trained without a balance" in text
     assert warnings == [text]
-    tell_of_experts(run, str(make("phi3")))
+    warn_of_experts(run, str(make("phi3")))
     recipe.model = ModelSettings()  # mixtral's config has a coefficient
-    tell_of_experts(run, folder)
+    warn_of_experts(run, folder)
     recipe.model = ModelSettings(freeze=("router",))
-    tell_of_experts(run, folder)
+    warn_of_experts(run, folder)
     assert len(events) == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from postgrad.core.seeds import uniform
 from postgrad.ops.intervals import (
-    NOTHING,
+    NO_INTERVAL,
     Interval,
     Z,
     mean_interval,
@@ -137,7 +137,7 @@ def test_a_ratio_of_equal_counts_is_a_mean_with_students_interval() -> None:
 def test_an_interval_ends_where_its_number_cannot_be() -> None:
     assert Interval(-0.2, 1.3).within(0.0, 1.0) == (0.0, 1.0)
     assert Interval(0.2, 0.3).within(0.0, math.inf) == (0.2, 0.3)
-    assert all(math.isnan(end) for end in NOTHING.within(0.0, 1.0))
+    assert all(math.isnan(end) for end in NO_INTERVAL.within(0.0, 1.0))
 
 
 def test_a_ratio_without_rows_or_tokens_has_no_interval() -> None:

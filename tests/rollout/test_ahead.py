@@ -147,7 +147,7 @@ def test_an_error_of_the_thread_is_raised_where_it_is_waited_for(
     life.source._live._sampler._scorer._reward = failing
     sampled = life.source.next(2, life.cursor, life.state, life.pending)
     assert len(sampled.groups) == 2
-    assert life.source.go_on()
+    assert life.source.start_ahead()
     with pytest.raises(RunError, match="cannot be scored"):
         life.source.pause()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers.lives import Life, shown
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError, WorkerLost
-from postgrad.rollout.free import FILE, Recorded, Track
+from postgrad.rollout.free import FILE, RecordedSchedule, Track
 
 STEPS = 5
 SECONDS = 2e-4
@@ -49,13 +49,13 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: Any) -> Callable[[list[Any]], Recorded]:
+def recorded(tmp_path_factory: Any) -> Callable[[list[Any]], RecordedSchedule]:
     """The schedule with these lines, read from a file."""
     path = tmp_path_factory.mktemp("recorded") / FILE
 
-    def write(lines: list[Any]) -> Recorded:
+    def write(lines: list[Any]) -> RecordedSchedule:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        return Recorded(path.parent)
+        return RecordedSchedule(path.parent)
 
     return write
 
@@ -153,7 +153,7 @@ def test_the_engine_is_cut_within_a_long_answer_and_goes_on_to_the_same_end(
     life.engine.version = 0
     life.source.next(1, life.cursor, {}, {})
     begun.clear()
-    assert life.source.go_on()
+    assert life.source.start_ahead()
     assert begun.wait(60.0)
     paused = life.source.pause()
     tracks = [Track.from_json(track) for track in paused.schedule["engines"]]
@@ -248,7 +248,7 @@ def test_a_file_that_is_no_schedule_is_refused(text: str, why: str, tmp_path: Pa
     if text:
         (tmp_path / FILE).write_text(text, "utf-8")
     with pytest.raises(UsageError, match=why):
-        Recorded(tmp_path)
+        RecordedSchedule(tmp_path)
 
 
 def test_a_track_is_what_its_json_says() -> None:

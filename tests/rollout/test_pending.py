@@ -230,7 +230,7 @@ def with_experts(group: OpenGroup) -> None:
         assert sample.request is not None
         begun = sample.request.turn_with(*turn, ((0, 3),), routed(0, 9, again=5))
         if sample is group.samples[0]:
-            sample.go_on(begun)
+            sample.continue_turn(begun)
         else:
             last = Completion(0, 1, 1, *turn, "stop", ((0, 3),), "", begun.experts)
             sample.take(last)

@@ -230,7 +230,7 @@ def test_a_cut_waits_for_replies_and_goes_on_behind_them():
     sampler.cut()
     asked = [sample.request for group in sampler.groups.values() for sample in group.samples]
     assert [request.turn for request in asked] == [1, 0, 0, 1, 0, 0]
-    sampler.go_on(list(sampler.groups.values()))
+    sampler.start_groups(list(sampler.groups.values()))
     cut = sampler.finish([0, 1])
     assert shown(cut) == shown(sampled(Ticking(engine._length), Replies(at_once), 2, 3))
 

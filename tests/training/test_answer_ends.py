@@ -11,7 +11,7 @@ from postgrad.models.fresh import make_fresh
 from postgrad.models.settings import ModelInit
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.training.answer_ends import answer_ends
-from postgrad.training.prepare import tell_of_answer_ends
+from postgrad.training.prepare import warn_of_answer_ends
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
@@ -38,7 +38,7 @@ def told(make_recipe: MakeRecipe, tmp_path: Path) -> Any:
             logs=SimpleNamespace(event=lambda kind, text: events.append((kind, text))),
             console=SimpleNamespace(warn=warnings.append),
         )
-        tell_of_answer_ends(run, str(tmp_path / "model"))
+        warn_of_answer_ends(run, str(tmp_path / "model"))
         assert events == [("answer_end", text) for text in warnings]
         return warnings
 

@@ -12,7 +12,7 @@ from postgrad.models.fresh import make_fresh
 from postgrad.models.settings import ModelInit
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.training.channels import thoughts_read
-from postgrad.training.prepare import tell_of_thoughts
+from postgrad.training.prepare import warn_of_thoughts
 
 REMEDY = 'say after = "<|channel|>final<|message|>" and special_tokens = true in each'
 READS = {"type": "gsm8k"}
@@ -43,7 +43,7 @@ def test_a_run_names_the_rewards_that_read_the_channel_of_thoughts(
         logs=SimpleNamespace(event=lambda kind, text: events.append((kind, text))),
         console=SimpleNamespace(warn=lambda text: events.append(("warning", text))),
     )
-    tell_of_thoughts(run, model)
+    warn_of_thoughts(run, model)
     kinds, texts = zip(*events, strict=True)
     assert kinds == ("thoughts_read", "warning")
     assert texts[0] == texts[1]

@@ -186,14 +186,14 @@ def test_a_student_answers_rows_with_images_itself(
     taught: Callable[..., list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The student's answer takes the place of the row's, behind the same images."""
-    learned, answered = list[Any](), SFTJob.answered
+    learned, answered = list[Any](), SFTJob.with_own_answers
 
     def noted(self: Any, drawn: Any) -> Any:
         rows, metrics = answered(self, drawn)
         learned.extend(zip(drawn, rows, strict=True))
         return rows, metrics
 
-    monkeypatch.setattr(SFTJob, "answered", noted)
+    monkeypatch.setattr(SFTJob, "with_own_answers", noted)
     other = write_model("qwen2_5_vl", tmp_path / "other", wide)
     metrics = taught(
         "sft",

@@ -120,14 +120,14 @@ def test_all_rows_are_answered_by_the_student_and_trained_on(
     make_student: Callable[..., Recipe], console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[Conversation, Conversation]] = []
-    answered = SFTJob.answered
+    answered = SFTJob.with_own_answers
 
     def kept(job: SFTJob, drawn: list[Conversation]) -> Any:
         rows, metrics = answered(job, drawn)
         trained.extend(zip(drawn, rows, strict=True))
         return rows, metrics
 
-    monkeypatch.setattr(SFTJob, "answered", kept)
+    monkeypatch.setattr(SFTJob, "with_own_answers", kept)
     recipe = make_student("run", 1.0, steps=2)
     train(recipe, console)
     assert len(trained) == 16

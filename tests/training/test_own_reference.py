@@ -166,7 +166,7 @@ def test_the_cache_key_of_reference_logprobs_has_ranks_only_where_there_are_seve
     here, one, two = cache_keys
     assert here.keys() == {
         "model", "versions", "choices", "compiled", "mkl", "micro_train_batch_size", "attention",
-        "quantize",
+        "router_dtype", "quantize",
     }  # fmt: skip
     assert one == here  # the same bits: what one process kept is read by a single rank
     assert two == {**here, "ranks": [2, 1, 1, 1]}

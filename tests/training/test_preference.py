@@ -303,6 +303,34 @@ def test_reference_logprobs_are_computed_once_for_all_runs(
     assert_same_run(one, same, 3)
 
 
+@pytest.mark.slow
+def test_a_run_on_single_answers_reads_no_logprobs_of_pairs(
+    make_recipe: Any, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DPO's layouts compute what both answers of a pair begin with once, and round otherwise."""
+    own = {"model": {"path": models(1), "init": None}}
+    first, second = (
+        make_recipe("preference", run, **own, algorithm={"type": "kto"}) for run in ("one", "two")
+    )
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "alone"))
+    train(first, Console("quiet"))
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "behind_dpo"))
+    train(make_recipe("preference", "dpo", **own), Console("quiet"))
+    train(second, Console("quiet"))
+    assert_same_run(first, second, 3)
+
+
+def test_routers_in_another_dtype_are_another_entry(
+    make_recipe: Any, make_mixture: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    console, path = Notes(), str(make_mixture())
+    for dtype in ("auto", "float32"):
+        model = {"path": path, "init": None, "dtype": "bfloat16", "router_dtype": dtype}
+        train(make_recipe("preference", dtype, model=model, steps=1), console)
+    assert [" 0 from" in line for line in console.counts] == [True, True]
+
+
 def test_other_rows_are_another_entry(
     make_recipe: Any, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

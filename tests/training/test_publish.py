@@ -170,7 +170,7 @@ def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> No
     both: Any = Noting()
     publish = Publisher(both, both, [PROMPT], both.give_back)
     for step in (samples([7, 8]), samples()):
-        publish.show(step)
+        publish.probe_with(step)
         publish(1)
     assert seen == [[7, 8], [0, 1, 2, 3]]
     assert both.asked.count("the engine scores") == 5  # what it had before is scored with each too

@@ -224,6 +224,19 @@ def test_logexp_reads_no_margin() -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "tokens"),
+    [("dpo", 4096), ("rm", 4096), ("kto", 4096), ("prm", 2048), ("sft", 2048)],
+)
+def test_a_token_budget_holds_both_answers_of_a_pair(program: str, tokens: int) -> None:
+    words = [program, "--model.model_name_or_path", "m", "--data.dataset", "d"]
+    words += ["--data.placeholder_token", "ки", "--data.reward_tokens", "+", "-"]
+    found = translate("openrlhf", [*words, "--data.max_len", "2048", "--train.dynamic_batch_enable",
+                                   "--train.max_tokens_per_gpu", "1500"])  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["batch"]["micro_train_tokens"] == tokens
+
+
+@pytest.mark.parametrize(
     ("program", "said"),
     [("sft", "before it over each micro-batch's"), ("kd", "there over each micro-batch's"),
      ("prm", "there over each micro-batch's"), ("kto", "there over a micro-batch"), ("dpo", "")],

@@ -71,6 +71,6 @@ class OnPolicyDistillation(GRPO):
         gap, metrics = grades.above(before, sequences.loss_mask, self.teacher_clip)
         taught = columns["advantages"].values + self.teacher_coef * gap
         columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
-        moves = self._moves(columns, credit.experience.replies)
-        experience = replace(credit.experience, columns=columns, has_gradient=moves)
+        has_gradient = self._has_gradient(columns, credit.experience.replies)
+        experience = replace(credit.experience, columns=columns, has_gradient=has_gradient)
         return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})

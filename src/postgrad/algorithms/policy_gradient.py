@@ -177,7 +177,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             sequences, written, rows = sequences.take(kept), written.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
         replies = self._replies(sequences, written)
-        experience = Experience(sequences, columns, self._moves(columns, replies), replies)
+        experience = Experience(sequences, columns, self._has_gradient(columns, replies), replies)
         taken = None if taken is None else taken[kept]
         return Credit(experience, rows, state, metrics | shaping | more, taken)
 
@@ -241,21 +241,23 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             columns["correction_scale"] = self.correction_scale(before, sampled, mask)
         return columns
 
-    def _moves(self, columns: Mapping[str, Ragged], replies: Ragged | None) -> NDArray[np.bool_]:
+    def _has_gradient(
+        self, columns: Mapping[str, Ragged], replies: Ragged | None
+    ) -> NDArray[np.bool_]:
         """[S] False for samples without gradient; none where all have a term of the loss."""
         bonus = self.entropy_coef > 0
         if "entropy_coef" in columns:
             bonus = columns["entropy_coef"].values.any()
         everywhere = self._kl_in_loss or self.drift_coef > 0 or bonus or self.needs().critic
-        moving = columns["advantages"]
-        pushed = moving.values != 0
+        advantages = columns["advantages"]
+        pushed = advantages.values != 0
         if "selected" in columns:
             pushed = pushed & (columns["selected"].values > 0)
         if "penalised" in columns:
             pushed = pushed | (columns["penalised"].values > 0)
         if replies is not None:
             pushed = pushed | (replies.values > 0)
-        return (moving.like(pushed).sums() > 0) | np.bool_(everywhere)
+        return (advantages.like(pushed).sums() > 0) | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
         """Metrics of groups, from the batch's rewards before scaling and KL."""

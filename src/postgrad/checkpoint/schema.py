@@ -102,17 +102,19 @@ class ChoicesSchema(Open):
     micro_train_tokens: Size | None = None
     slots: Size | None = None
     cache_tokens: Size | None = None
+    products: dict[str, str] = {}
     compiled: bool = False
     frozen: dict[str, str] = {}
     sources: dict[str, str] = {}
 
 
 class AlgorithmSchema(Open):
-    """What algorithms of this package keep from step to step: a KL coefficient, moments of rewards,
-    the scale of a reward model's scores.
+    """What algorithms of this package keep from step to step: coefficients of KL and entropy,
+    moments of rewards, the scale of a reward model's scores.
     """
 
     kl_coef: float = Field(default=0.0, ge=0.0)
+    entropy_coef: float = Field(default=0.0, ge=0.0)
     rewards: Three = [0.0, 0.0, 0.0]
     weight: float = Field(default=1.0, gt=0.0)
     sum: float = 0.0

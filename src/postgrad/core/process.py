@@ -2,9 +2,8 @@
 cores, the environment that children inherit, its pipes, its signals, its end with its parent.
 Imports no heavy package.
 
-Handles: the results of role calls, the same for roles in this process and on a cluster.
-
-A role in this process returns a finished handle; a remote one returns a handle that is finished
+And handles: the results of role calls, the same for roles in this process and on a cluster. A role
+in this process returns a finished handle; a remote one returns a handle that is finished
 later. The loop calls `.result()` where it needs the value.
 """
 

@@ -41,12 +41,14 @@ class TokenCache:
         how: str,
         make: Callable[[], TokenColumns],
         notes: list[str],
+        rows_each: int = 1,
     ) -> TokenColumns:
         """The columns that `make` computes, bit for bit, from the cache where they are there.
 
-        messages: one conversation an entry, part of the key. call: from templates.template_call,
-        part of the key. how: whatever else decides the tokens, as text. notes: gets a line where an
-        entry was used, was damaged and made again, or could not be written.
+        messages: of each conversation, part of the key; `make` gives `rows_each` rows for each.
+        call: from templates.template_call, part of the key. how: whatever else decides the tokens,
+        as text. notes: gets a line where an entry was used, was damaged and made again, or could
+        not be written.
         """
         if len(messages) < SMALLEST or self._reads_the_clock(call):
             return make()
@@ -56,7 +58,7 @@ class TokenCache:
         key = self._key(messages, call, how)
         path = self._folder / f"{key}.safetensors"
         try:
-            cached = _read(path, len(messages))
+            cached = _read(path, len(messages) * rows_each)
         except FileNotFoundError:
             cached = None
         except (OSError, KeyError, ValueError) as error:

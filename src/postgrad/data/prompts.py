@@ -277,7 +277,8 @@ def _tokens(
         return make()["token_ids"]
     how = "prompts" if reader is None else f"prompts, images by {reader.fingerprint}"
     how += ", in halves" if halved else ""
-    return cache.columns(messages, call, how, make, notes)["token_ids"]
+    rows_each = 2 if halved else 1
+    return cache.columns(messages, call, how, make, notes, rows_each)["token_ids"]
 
 
 def _with_images(

@@ -51,7 +51,7 @@ class Choices:
     compiled: bool = False  # decoder layers run compiled, where `runs_compiled` says so
     # by role: the hash of weights that never change
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
-    # by recipe key: commit or hash of the models and data that the run reads (train.pinned)
+    # by recipe key: commit or hash of the models and data that the run reads (training.pinned)
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def choose(
 
 def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
     """The token budget of a micro-batch; None where micro-batches are counted in samples. Where it
-    is "auto" and not recorded, `train.memory` still replaces it.
+    is "auto" and not recorded, `training.auto_sizes` still replaces it.
     """
     if recipe.batch.micro_train_batch_size is not None:
         return None

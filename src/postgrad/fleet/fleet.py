@@ -10,12 +10,12 @@ from typing import Protocol
 from postgrad.core.batch import BatchGeometry
 from postgrad.fleet.choices import Choices
 from postgrad.learner.protocols import (
-    Follows,
     LogprobRole,
+    MovingReferenceRole,
     PolicyRole,
-    ReadsRows,
-    Scores,
+    ScalarRole,
     ScoringRole,
+    StoredTeacherRole,
 )
 from postgrad.learner.resting import Stays
 from postgrad.recipe.recipe import Recipe
@@ -56,7 +56,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def moving_reference(self, path: str) -> Follows:
+    def moving_reference(self, path: str) -> MovingReferenceRole:
         """A reference that starts where the policy does, and follows it. After `policy`."""
         ...
 
@@ -64,7 +64,7 @@ class Fleet(Protocol):
         """The reward model that a job trains, with its optimizer."""
         ...
 
-    def frozen_reward_model(self, path: str) -> Scores:
+    def frozen_reward_model(self, path: str) -> ScalarRole:
         """The reward model that [[rewards]] ask. It shares the weights under the critic's adapter
         where both lie at the same path. After `critic`.
         """
@@ -82,7 +82,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def reading_teacher(self, path: str, vocabulary: int) -> ReadsRows:
+    def reading_teacher(self, path: str, vocabulary: int) -> StoredTeacherRole:
         """The frozen model of [teacher.model] that reads rows before the first update. vocabulary:
         the tokens that it and its student have.
         """

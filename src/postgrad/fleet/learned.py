@@ -10,7 +10,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.data.step_tokens import step_ends
-from postgrad.learner.protocols import Scores
+from postgrad.learner.protocols import ScalarRole
 from postgrad.learner.score import probabilities, score_sequences, step_scores
 from postgrad.models.config import load_config
 from postgrad.models.score import judges_steps, scale_of, separator_of
@@ -37,7 +37,7 @@ class LearnedReward:
         self._tokenizer = tokenizer
         self._scale = scale_of(config)
         self.separator = separator_of(config) if judges_steps(config) else None
-        self.role: Scores | None = None
+        self.role: ScalarRole | None = None
 
     @property
     def mean(self) -> float | None:
@@ -59,7 +59,7 @@ class LearnedReward:
         return score_sequences(self.role, sequences, images)
 
     def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
-        """[steps] the places of the last token of each step of a turn [R]; see data.step_ends."""
+        """[steps] the place of the last token of each step of a turn [R]: data.step_tokens."""
         return step_ends(self._tokenizer, ids, separator)
 
     def score_steps(

@@ -24,7 +24,7 @@ from postgrad.rollout.stats import SHARED, SUMMED, EngineStats, EngineSums, engi
 
 TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
-NOTHING: EngineSums = EngineStats().rows()
+NO_WORK: EngineSums = EngineStats().rows()  # of an engine that has done nothing
 TurnAnswer = tuple[list[Completion], EngineSums]  # and the process's sums so far
 
 
@@ -127,7 +127,7 @@ class SharedStats(EngineStats):
         """
         done: dict[str, dict[str, float]] = {}
         for member in self.members:
-            if not member.takes_part and member.spent == NOTHING:
+            if not member.takes_part and member.spent == NO_WORK:
                 continue
             sums, *inside = np.subtract(member.spent, member.counted).tolist()
             member.counted = member.spent
@@ -158,10 +158,10 @@ class Member:
     takes_part: bool = True  # tickets are dealt to it
     lost: int = 0  # how often in a row, without a completion in between
     losses: int = 0  # in the whole run
-    sums: EngineSums = NOTHING  # since the process was started
-    spent: EngineSums = NOTHING  # of all processes that had this number
-    begun: EngineSums = NOTHING  # `spent` when all were idle last
-    counted: EngineSums = NOTHING  # `spent` at the last report
+    sums: EngineSums = NO_WORK  # since the process was started
+    spent: EngineSums = NO_WORK  # of all processes that had this number
+    begun: EngineSums = NO_WORK  # `spent` when all were idle last
+    counted: EngineSums = NO_WORK  # `spent` at the last report
 
     @property
     def serves(self) -> bool:

@@ -155,7 +155,7 @@ class RankedFleet:
         if (again := self._session.engine(self._site.choices)) is None:
             return None
         engine, self._site.choices = again
-        stayed = engine.go_on(self._policy)
+        stayed = engine.resume(self._policy)
         for number, workers in stayed.items():
             self._log_placed(number, workers)
         self._console.note(f"{len(stayed)} rollout workers waited for the ranks")

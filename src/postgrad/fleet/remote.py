@@ -51,7 +51,7 @@ class RankedRole:
         return self._role
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         return self._lora is not None and self._lora.dropout > 0.0
 
     @property
@@ -82,18 +82,18 @@ class RankedRole:
         return RankedRole(self._group, name, self.temperature)
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
-        """Follows.after_step: the policy is on the same ranks."""
+        """MovingReferenceRole.after_step: the policy is on the same ranks."""
         self._group.call("follow", step).result()
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.tensors()[f"{self._role}.weights"]
 
     def hub_weights(self) -> "RankedWeights":
-        """Learns.hub_weights: they stay on the ranks until somebody iterates over them."""
+        """TrainedRole.hub_weights: they stay on the ranks until somebody iterates over them."""
         return RankedWeights(self._group, self._role)
 
     def adapter_weights(self) -> "RankedWeights":
-        """Learns.adapter_weights, on the ranks as those of `hub_weights`."""
+        """TrainedRole.adapter_weights, on the ranks as those of `hub_weights`."""
         return RankedWeights(self._group, self._role, adapter=True)
 
     def rest(self) -> None:
@@ -101,7 +101,7 @@ class RankedRole:
         self._group.call("rest", "nothing").result()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Changes.tensors: they stay on the ranks until one is asked for."""
+        """SavedRole.tensors: they stay on the ranks until one is asked for."""
         described = self._group.call("describe", self._role).result()
         return {
             stem: _OnRanks(self._group, self._role, stem, names, size)
@@ -112,7 +112,7 @@ class RankedRole:
         return self._group.call("state_bytes", self._role).result()
 
     def load(self, read: Read) -> None:
-        """Changes.load: every rank reads its parts."""
+        """SavedRole.load: every rank reads its parts."""
         self._group.call("load", self._role, read).result()
 
 

@@ -32,7 +32,7 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs, PlacedImage
-from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, Roster, TurnAnswer
+from postgrad.fleet.members import NO_WORK, TITLE, EngineSite, Member, Roster, TurnAnswer
 from postgrad.fleet.pacing import FreePace, TurnPace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
@@ -248,7 +248,7 @@ class SharedEngine:
         self.rest()
         return any(member.serves for member in self._members)
 
-    def go_on(self, policy: RankedRole | None) -> dict[int, Workers]:
+    def resume(self, policy: RankedRole | None) -> dict[int, Workers]:
         """Ends a pause. policy: whose weights are published next; the engine has older ones until
         then. Returns the processes that stayed, by number.
         """
@@ -317,7 +317,7 @@ class SharedEngine:
         """A process that was started takes part: in a lost one's place now, else from the next
         publish on.
         """
-        member.starting, member.sums = None, NOTHING
+        member.starting, member.sums = None, NO_WORK
         try:
             member.workers = workers = starting.result()
         except RunError as error:

@@ -79,20 +79,20 @@ def stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
     """Runs, sorted by shape, in stacks; a new stack begins where one more run would add too much
     padding.
     """
-    stacks: list[list[QueryRun]] = []
+    stacked: list[list[QueryRun]] = []
     needed, widest = 0, 0
     for run in runs:
         queries, keys = len(run[0]), len(run[1])
-        if stacks:
-            count = len(stacks[-1]) + 1
-            area = count * max(widest, queries) * len(stacks[-1][0][1])
+        if stacked:
+            count = len(stacked[-1]) + 1
+            area = count * max(widest, queries) * len(stacked[-1][0][1])
             if area <= min(MAX_WASTE * (needed + queries * keys) + CALL, MAX_SCORES):
-                stacks[-1].append(run)
+                stacked[-1].append(run)
                 needed, widest = needed + queries * keys, max(widest, queries)
                 continue
-        stacks.append([run])
+        stacked.append([run])
         needed, widest = queries * keys, queries
-    return stacks
+    return stacked
 
 
 def _end_of_seen(layout: Layout, start: int, end: int) -> int:

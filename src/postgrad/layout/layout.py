@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from postgrad.core import seeds
 from postgrad.core.records import Experts, PlacedImage, Sequences, images_between
+from postgrad.layout.cut import groups_of
 from postgrad.layout.tree import MIN_SHARED, Segment, grow
 
 ReadPosition = Literal["before", "at"]
@@ -154,12 +155,9 @@ def lay_out(
     reward model's last token). No sequence in `rows` may be empty. With "before", loss on a first
     token is a ValueError.
     """
-    groups: dict[int, list[int]] = {}
-    for row in rows.tolist():
-        groups.setdefault(int(sequences.group[row]), []).append(row)
     numbers = {row: number for number, row in enumerate(rows.tolist())}
     builder = _Builder(sequences, numbers, back=1 if reads == "before" else 0)
-    for members in groups.values():
+    for members in groups_of(sequences, rows):
         builder.add_tree(members, min_shared)
     return builder.finish()
 

@@ -316,7 +316,7 @@ class Backbone:
         need the same modes in the same order. like: the layout of the next forward. Images whose
         tokens see each other (Gemma 3) are attended to outside of a layer's graph.
         """
-        drops = self.adapter is not None and self.adapter.drops
+        drops = self.adapter is not None and self.adapter.dropout_acts
         seen = (like.seen is not None,)
         if self.ranks.size > 1 and self._mutual:
             seen = False, True  # another rank may have images now

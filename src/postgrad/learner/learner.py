@@ -218,7 +218,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return self.optimizer.updates
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True where updates use dropout: their outputs differ from those of the role."""
         adapter = self.backbone.adapter
         return adapter is not None and adapter.settings.dropout > 0

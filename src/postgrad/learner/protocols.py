@@ -29,7 +29,7 @@ class LogprobRole(Protocol):
         ...
 
 
-class ReadsRows(Protocol):
+class StoredTeacherRole(Protocol):
     """A teacher whose distributions are stored."""
 
     def top_logprobs(self, sequences: Sequences, top_k: int, temperature: float) -> Handle[Ragged]:
@@ -39,7 +39,7 @@ class ReadsRows(Protocol):
         ...
 
 
-class Scores(Protocol):
+class ScalarRole(Protocol):
     """A role with a scalar head."""
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
@@ -47,7 +47,7 @@ class Scores(Protocol):
         ...
 
 
-class Changes(Protocol):
+class SavedRole(Protocol):
     """A role whose weights a checkpoint holds."""
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
@@ -63,7 +63,7 @@ class Changes(Protocol):
         ...
 
 
-class Learns(Changes, Protocol):
+class TrainedRole(SavedRole, Protocol):
     """A role with an optimizer."""
 
     @property
@@ -93,7 +93,7 @@ class Learns(Changes, Protocol):
         ...
 
 
-class PolicyRole(LogprobRole, Learns, Protocol):
+class PolicyRole(LogprobRole, TrainedRole, Protocol):
     """A policy that learns."""
 
     def entropies(self, sequences: Sequences) -> Handle[Ragged]:
@@ -105,7 +105,7 @@ class PolicyRole(LogprobRole, Learns, Protocol):
         ...
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True where updates use dropout: their logprobs differ from those of `logprobs`."""
         ...
 
@@ -114,11 +114,11 @@ class PolicyRole(LogprobRole, Learns, Protocol):
         ...
 
 
-class ScoringRole(Scores, Learns, Protocol):
+class ScoringRole(ScalarRole, TrainedRole, Protocol):
     """A critic or reward model that learns."""
 
 
-class Follows(LogprobRole, Changes, Protocol):
+class MovingReferenceRole(LogprobRole, SavedRole, Protocol):
     """A reference that follows a policy."""
 
     def after_step(self, step: int, policy: PolicyRole) -> None:

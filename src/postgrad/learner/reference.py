@@ -171,9 +171,14 @@ def _keys(sequences: Sequences) -> list[bytes]:
 
 
 def _digest(name: Mapping[str, Any], part: Sequences) -> str:
+    """The name of a part's file. Groups are in it: sequences that share their beginning in one
+    layout (DPO's pairs) have other last bits than the same ones apart (KTO).
+    """
     digest = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
     for key in _keys(part):
         digest.update(key)
+    _, group = np.unique(part.group, return_inverse=True)
+    digest.update(group.astype("<i8").tobytes())
     return digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.learner import Learner
-from postgrad.learner.protocols import Scores
+from postgrad.learner.protocols import ScalarRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import FlatColumns, Update
 
@@ -73,7 +73,7 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
 
 
 def score_sequences(
-    model: Scores,
+    model: ScalarRole,
     sequences: Sequence[NDArray[np.int32]],
     images: Sequence[tuple[PlacedImage, ...]] = (),
 ) -> NDArray[np.float64]:
@@ -87,7 +87,7 @@ def score_sequences(
     return last_scores(model, Sequences(tokens, no_loss, one_group, images=shown))
 
 
-def step_scores(model: Scores, sequences: Sequences) -> list[NDArray[np.float64]]:
+def step_scores(model: ScalarRole, sequences: Sequences) -> list[NDArray[np.float64]]:
     """The scores of each sequence at its loss tokens: [steps] of a process reward model."""
     scores = model.scores(sequences).result()
     rows = zip(scores, sequences.loss_mask, strict=True)
@@ -99,7 +99,7 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(-np.logaddexp(0.0, -scores))
 
 
-def last_scores(model: Scores, sequences: Sequences) -> NDArray[np.float64]:
+def last_scores(model: ScalarRole, sequences: Sequences) -> NDArray[np.float64]:
     """[S] the score of each whole sequence: that of its last token."""
     marked = sequences.at_last()
     return model.scores(marked).result().values[marked.loss_mask.values].astype(np.float64)

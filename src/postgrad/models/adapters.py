@@ -162,7 +162,7 @@ class Adapter:
         join_siblings(self.lm)
 
     @property
-    def drops(self) -> bool:
+    def dropout_acts(self) -> bool:
         """Whether dropout acts now."""
         return self._masks is not None and self._masks.rows is not None
 

@@ -299,12 +299,9 @@ def _visible(positions: Tensor, ends: Tensor, window: int | None) -> Any:
 
 
 def attention_over(
-    layout: Layout,
-    device: torch.device,
-    windows: Iterable[int | None] = (None,),
-    first: NDArray[np.int64] | None = None,
+    layout: Layout, device: torch.device, first: NDArray[np.int64] | None = None
 ) -> AttentionContext:
     """The fastest attention over a layout on a device. first: as of plan_blocks."""
     if device.type == "cuda" and layout.seen is None:  # its masks know no images seen whole
-        return FlexAttention(layout, device, windows)
+        return FlexAttention(layout, device)
     return TreeAttention(plan_blocks(layout, first), device)

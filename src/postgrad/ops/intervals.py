@@ -53,7 +53,7 @@ class Interval(NamedTuple):
         return f"{self.low:.4g} to {self.high:.4g}"
 
 
-NOTHING = Interval(math.nan, math.nan)
+NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 def wilson(rate: float, n: float) -> Interval:
@@ -79,7 +79,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     """
     n = len(values)
     if n == 0:
-        return NOTHING
+        return NO_INTERVAL
     per_problem = np.asarray(values, np.float64)
     rate = float(per_problem.mean())
     single = rate * (1 - rate)
@@ -114,7 +114,7 @@ def ratio_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> In
     """
     n, total = len(sums), float(counts.sum())
     if n < 2 or total <= 0:
-        return NOTHING
+        return NO_INTERVAL
     ratio = float(sums.sum()) / total
     residuals = sums - ratio * counts
     half = student(n - 1) * math.sqrt(n / (n - 1) * float(residuals @ residuals)) / total
@@ -179,11 +179,9 @@ def calibration_error(margins: NDArray[np.float64]) -> float:
     return float(np.abs(gaps).sum() / len(margins))
 
 
-def margin_histogram(
-    margins: NDArray[np.float64], bins: int = 2 * BINS
-) -> tuple[list[float], list[int]]:
-    """(edges [bins + 1], counts [bins]) of a histogram of the margins."""
-    counts, edges = np.histogram(margins, bins)
+def margin_histogram(margins: NDArray[np.float64]) -> tuple[list[float], list[int]]:
+    """(edges [2 BINS + 1], counts [2 BINS]) of a histogram of the margins."""
+    counts, edges = np.histogram(margins, 2 * BINS)
     return edges.tolist(), counts.tolist()
 
 
@@ -233,7 +231,7 @@ def difference_interval(differences: Sequence[float]) -> Interval:
     equal.
     """
     if not len(differences):
-        return NOTHING
+        return NO_INTERVAL
     n = len(differences) + 2
     mean = math.fsum(differences) / n
     variance = (math.fsum(d * d for d in differences) + 2.0) / n - mean * mean
@@ -256,7 +254,7 @@ def harmonic_interval(first: Sequence[float], second: Sequence[float]) -> tuple[
     method of Zou and Donner 2008): valid near 0 and 1, where a standard error is not.
     """
     if not first or not second:
-        return math.nan, NOTHING
+        return math.nan, NO_INTERVAL
     a, b = sum(first) / len(first), sum(second) / len(second)
     bounds_a, bounds_b = wilson(a, len(first)), wilson(b, len(second))
     mean = _harmonic(a, b)

@@ -134,12 +134,11 @@ def _key(machine: Machine) -> tuple[str, str, int]:
     return machine.device, machine.dtype, machine.threads
 
 
-def calibration_file(environment: Mapping[str, str] | None = None) -> Path | None:
+def calibration_file() -> Path | None:
     """$POSTGRAD_CALIBRATION, else calibration.toml in the user's configuration folder; None where
     there is no home folder.
     """
-    environment = os.environ if environment is None else environment
-    return user_file("calibration.toml", "POSTGRAD_CALIBRATION", environment)
+    return user_file("calibration.toml", "POSTGRAD_CALIBRATION", os.environ)
 
 
 def read(path: Path | None) -> tuple[Measured, ...]:

@@ -1,5 +1,5 @@
-"""What ranks that share matrices or the experts of a mixture have of them (learner.tensor,
-learner.experts), and the tokens that they exchange for experts: bytes, and seconds.
+"""The share of the weights that a rank has where ranks share matrices or the experts of a mixture
+(learner.tensor, learner.experts), and the bytes of tokens that ranks exchange for experts.
 
 A layer sends the hidden state of each token to each expert that its router chooses, and its output
 comes back: two exchanges a forward pass, and two of gradients a backward pass. Experts are taken to

@@ -352,19 +352,17 @@ class Simulation:
         )
 
 
-def drawn_lengths(
-    mean: float, most: int, samples: int, seed: int = 0, spread: float = 1.0
-) -> AnswerLengths:
-    """Log-normal lengths of this mean, cut at `most`, for so many samples of a group; spread: the
-    deviation of their logarithm, of which a third of the variance is the prompt's.
+def drawn_lengths(mean: float, most: int, samples: int) -> AnswerLengths:
+    """Log-normal lengths of this mean, cut at `most`, for so many samples of a group. Their
+    logarithm has a deviation of 1, and a third of its variance is the prompt's.
     """
-    middle = math.log(mean) - spread**2 / 2
+    middle = math.log(mean) - 1 / 2
 
     @cache
     def of_group(ticket: int) -> list[int]:
-        normal = _normal(seed, ticket, 1 + samples)
+        normal = _normal(ticket, 1 + samples)
         deviation = math.sqrt(1 / 3) * normal[0] + math.sqrt(2 / 3) * normal[1:]
-        lengths = np.exp(middle + spread * deviation)
+        lengths = np.exp(middle + deviation)
         return np.clip(np.rint(lengths), 1, most).astype(np.int64).tolist()
 
     return lambda ticket, sample: of_group(ticket)[sample]
@@ -380,7 +378,7 @@ def recorded_lengths(answers: Sequence[Sequence[int]]) -> AnswerLengths:
     return length
 
 
-def _normal(seed: int, ticket: int, count: int) -> NDArray[np.float64]:
+def _normal(ticket: int, count: int) -> NDArray[np.float64]:
     """[count] numbers from the standard normal distribution (Box and Muller, 1958)."""
-    first, second = (uniform(seed, "lengths", ticket, np.arange(count), n) for n in (0, 1))
+    first, second = (uniform(0, "lengths", ticket, np.arange(count), n) for n in (0, 1))
     return np.sqrt(-2.0 * np.log(1.0 - first)) * np.cos(2.0 * math.pi * second)

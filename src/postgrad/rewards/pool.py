@@ -1,4 +1,7 @@
-"""A pool of killable workers: jobs in, outcomes out, whatever a verifier does.
+"""Pools of killable workers: jobs in, outcomes out, whatever a verifier does.
+
+`Lanes` has a `Pool` for each kind of verifier: those that wait for a server do not hold up those
+that compute, and third-party ones that may run a sample's text as code have sandboxed workers.
 
 Each worker runs one batch of jobs at a time and answers job by job, so that the pool knows which
 sample is running. When a worker is killed only that sample is affected: the rest of its batch goes
@@ -11,11 +14,6 @@ back to the head of the queue. When a job fails:
 
 There is no thread: everything happens inside `poll`, and only time between close polls counts as
 wall-clock time of a score.
-
-A pool of workers for each kind of verifier.
-
-Verifiers that wait for a server do not hold up those that compute. Third-party ones that may run a
-sample's text as code have sandboxed workers.
 """
 
 import selectors
@@ -35,9 +33,14 @@ from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import Verifier
 
 Lane = Literal["computing", "waiting", "sandboxed"]
-_LANES_TICK = 0.05
 
 WORKER_BYTES = 33_000_000  # resident, of a worker with postgrad's own imports; measured
+START_SECONDS = 120.0  # for a worker's imports
+_LONGEST_GAP = 0.5  # seconds between two polls that count at most as watched
+_JUDGE_SECONDS = 0.1  # how often a long score's CPU time is looked up
+_TICK = 0.05  # seconds of one select
+_MOST, _LEAST = 64, 1  # jobs of a batch
+_SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds; batches outside of these double or halve
 
 
 def lane(reward: RewardSettings, verifier: Verifier) -> Lane:
@@ -109,7 +112,7 @@ class Lanes:
         while wait and not ended and any(pool.is_busy() for pool in self._pools):
             if self._halted:
                 raise RunError("scoring was ended")
-            self._selector.select(_LANES_TICK)
+            self._selector.select(_TICK)
             ended = [end for pool in self._pools for end in pool.poll(wait=False)]
         return ended
 
@@ -139,14 +142,6 @@ def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) ->
         workers * (WORKER_BYTES + sum(imports[component] for component in components))
         for _, components, workers in workers_by_lane(lanes, scoring)
     )
-
-
-START_SECONDS = 120.0  # for a worker's imports
-_LONGEST_GAP = 0.5  # seconds between two polls that count at most as watched
-_JUDGE_SECONDS = 0.1  # how often a long score's CPU time is looked up
-_TICK = 0.05  # seconds of one select
-_MOST, _LEAST = 64, 1  # jobs of a batch
-_SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds; batches outside of these double or halve
 
 
 class Pool:

@@ -102,7 +102,7 @@ class Outcome:
 
 
 def hello(rewards: Sequence[Settings], sandboxed: bool) -> bytes:
-    """The first line to a worker. sandboxed: it puts a sandbox around itself (enclosure.py)."""
+    """The first line to a worker. sandboxed: it puts sandbox/enclosure.py around itself."""
     dumped = [reward.model_dump(mode="json") for reward in rewards]
     return _line({"rewards": dumped, "sandboxed": sandboxed})
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from postgrad.core.cursor import Cursor
 from postgrad.core.process import Handle
 from postgrad.rollout.pending import PendingArrays
-from postgrad.rollout.source import NOTHING, LiveSource, Paused, Sampled, State
+from postgrad.rollout.source import NO_SAMPLES, LiveSource, Paused, Sampled, State
 
 
 def sampling_thread(stack: ExitStack, halt: Callable[[], None]) -> ThreadPoolExecutor:
@@ -69,7 +69,7 @@ class Progress:
 
 
 class OverlappedSource:
-    """A live source that samples while the policy learns: Source.go_on is true.
+    """A live source that samples while the policy learns: Source.start_ahead is true.
 
     One thread does all of its work in its whole life, so that engine, environments and scorer are
     never used by two threads at once, and verifiers' processes, which Linux ends with the thread
@@ -87,7 +87,7 @@ class OverlappedSource:
         self._learner_waited = 0.0  # seconds in this step
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """Source.next. Returns at once where the step's groups have ended before `pause`."""
         began = time.perf_counter()
@@ -100,13 +100,13 @@ class OverlappedSource:
         """Source.awaited: of the live source, whose thread may be at work."""
         return self._live.awaited()
 
-    def go_on(self) -> bool:
-        """Source.go_on: the thread samples."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: the thread samples."""
         self._ahead = self._thread.submit(self._sample)
         return True
 
     def pause(self) -> Paused:
-        """Source.pause, once the next step's groups have ended, where `go_on` was called. Its
+        """Source.pause, once the next step's groups have ended, where `start_ahead` was called. Its
         metrics say how long learner and engine have waited for each other since `next`.
         """
         called = time.perf_counter()

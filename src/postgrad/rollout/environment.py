@@ -239,8 +239,8 @@ class OpenSample:
         self.request = after(observation)
         return self.request
 
-    def go_on(self, turn: Written) -> None:
-        """Sets what was written of the turn under way."""
+    def continue_turn(self, turn: Written) -> None:
+        """The turn under way goes on behind what was written of it."""
         assert self.request is not None
         self.request = self.request.cut_after(self._number, turn)
 

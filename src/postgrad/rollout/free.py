@@ -93,7 +93,7 @@ class FreeEngine(Engine, Protocol):
         ...
 
 
-class Recorded:
+class RecordedSchedule:
     """The schedule of a run: its schedule.jsonl.
 
     Raises UsageError where there is no such file, or where it is not one.
@@ -155,7 +155,7 @@ class FreeSource(OverlappedSource):
         thread: ThreadPoolExecutor,
         progress: Progress,
         engine: FreeEngine,
-        recorded: Recorded | None = None,
+        recorded: RecordedSchedule | None = None,
     ) -> None:
         """engine: of `live`. recorded: what is repeated."""
         super().__init__(live, thread, progress)

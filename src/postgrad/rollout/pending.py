@@ -33,8 +33,8 @@ TYPES = {
     "logprobs": (np.float32, None),  # [N] nats, as sampled
 }
 # Of environments that are not deterministic: UTF-8 text of a JSON list with an object for what each
-# said (_recorded), sample after sample: before the first turn, if it began, and to each turn that
-# has ended.
+# said (_observation_to_json), sample after sample: before the first turn, if it began, and to each
+# turn that has ended.
 REPLIES = "replies"
 BEGINS = "begins"  # the key of an object that stands before the first turn
 # Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
@@ -80,8 +80,8 @@ def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> Pend
         for number, sample in enumerate(group.samples):
             if not group.deterministic:
                 if sample.opening is not None:
-                    rows.replies.append({**_recorded(sample.opening), BEGINS: True})
-                rows.replies += map(_recorded, sample.observations)
+                    rows.replies.append({**_observation_to_json(sample.opening), BEGINS: True})
+                rows.replies += map(_observation_to_json, sample.observations)
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
             if (written := sample.written) is not None:
@@ -131,7 +131,7 @@ def to_groups(
         turns.setdefault((turn.ticket, turn.sample), deque()).append(turn)
     replies = deque(_replies(arrays) if recorded else ())
     redrawn = sum(
-        _recalled(groups[ticket], turns, replies, drawing)
+        _recall_group(groups[ticket], turns, replies, drawing)
         for ticket in groups
         if ticket in recorded
     )
@@ -201,14 +201,14 @@ def _step_again(
             sample = group.samples[number]
             request = _open_request(sample, ticket)
             if turn.finish is None:
-                sample.go_on(turn.written)
+                sample.continue_turn(turn.written)
             else:
                 begun.append((group, sample, sample.take(turn.completion(request.turn))))
             if not later:
                 del turns[ticket, number]
 
 
-def _recalled(
+def _recall_group(
     group: OpenGroup,
     turns: dict[tuple[int, int], deque[_Turn]],
     replies: deque[_RecordedReply],
@@ -221,7 +221,7 @@ def _recalled(
     for number, sample in enumerate(group.samples):
         of_sample = turns.pop((ticket, number), ())
         try:
-            _recall(sample, of_sample, replies)
+            _recall_sample(sample, of_sample, replies)
         except ValueError as error:
             raise _unfit(f"a reply of the environment to ticket {ticket}: {error}") from error
         if sample.begins:  # as no environment did in an earlier version
@@ -234,7 +234,9 @@ def _recalled(
     return redrawn
 
 
-def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: deque[_RecordedReply]) -> None:
+def _recall_sample(
+    sample: OpenSample, turns: Iterable[_Turn], replies: deque[_RecordedReply]
+) -> None:
     if sample.begins and replies and replies[0].begins:
         sample.observe(replies.popleft().observation)
     for turn in turns:
@@ -245,7 +247,7 @@ def _recall(sample: OpenSample, turns: Iterable[_Turn], replies: deque[_Recorded
             continue
         request = _open_request(sample, turn.ticket)
         if reply is None:
-            sample.go_on(turn.written)
+            sample.continue_turn(turn.written)
         else:
             sample.recall(turn.completion(request.turn), reply)
 
@@ -256,7 +258,7 @@ def _open_request(sample: OpenSample, ticket: int) -> Request:
     return sample.request
 
 
-def _recorded(observation: Observation) -> dict[str, Any]:
+def _observation_to_json(observation: Observation) -> dict[str, Any]:
     failure = observation.failure
     return {
         "token_ids": observation.token_ids.tolist(),
@@ -273,14 +275,14 @@ def _recorded(observation: Observation) -> dict[str, Any]:
 def _replies(arrays: PendingArrays) -> list[_RecordedReply]:
     try:
         return [
-            _RecordedReply(_observation(reply), bool(reply.get(BEGINS)))
+            _RecordedReply(_observation_from_json(reply), bool(reply.get(BEGINS)))
             for reply in parse_json(arrays[REPLIES].tobytes())
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unfit(f"its replies of the environment cannot be read: {error!r}") from error
 
 
-def _observation(reply: Any) -> Observation:
+def _observation_from_json(reply: Any) -> Observation:
     return Observation(
         np.array(reply["token_ids"], np.int32),
         bool(reply["done"]),

@@ -10,7 +10,7 @@ from postgrad.core.members import SUFFIX, has_lines, open_lines
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.pending import PendingArrays
 from postgrad.rollout.records_json import group_from_lines
-from postgrad.rollout.source import NOTHING, Paused, Sampled, State
+from postgrad.rollout.source import NO_SAMPLES, Paused, Sampled, State
 
 FILE = "samples.jsonl"
 
@@ -64,7 +64,7 @@ class ReplaySource:
         return line
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """The groups of the recorded step `step`, with the reasons why some were filtered.
 
@@ -100,8 +100,8 @@ class ReplaySource:
         """Source.awaited: nothing is waited for."""
         return ""
 
-    def go_on(self) -> bool:
-        """Source.go_on: nothing is sampled."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: nothing is sampled."""
         return False
 
     def pause(self) -> Paused:

@@ -154,9 +154,9 @@ class GroupSampler:
         began = {prompt.ticket: OpenGroup(prompt, self._drawing) for prompt in prompts}
         if len(began) != len(prompts):
             raise ValueError("two prompts have the same ticket")
-        self.go_on(began.values())
+        self.start_groups(began.values())
 
-    def go_on(self, groups: Iterable["OpenGroup"]) -> None:
+    def start_groups(self, groups: Iterable["OpenGroup"]) -> None:
         """Samples groups from where they are: new ones, or those of a `cut`."""
         for group in groups:
             self.groups[group.prompt.ticket] = group

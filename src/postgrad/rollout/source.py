@@ -19,7 +19,7 @@ from postgrad.rollout.sampling import GroupSampler, OpenGroup, Scoring
 from postgrad.rollout.settings import RolloutSettings
 
 State = Mapping[str, Any]  # JSON values that a source keeps between steps
-NOTHING: PendingArrays = {}  # no sample is under way
+NO_SAMPLES: PendingArrays = {}  # no sample is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Source(Protocol):
     """Gives the loop the groups of each step."""
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """The groups of step `step`, from 1 on, from the first open tickets on. pending: of the
         step before.
@@ -63,8 +63,8 @@ class Source(Protocol):
         """What a step waits for, by ticket, for people; "" where it waits for nothing."""
         ...
 
-    def go_on(self) -> bool:
-        """After `next`: samples for the next step from now on, until `pause`, beside whatever its
+    def start_ahead(self) -> bool:
+        """After `next`: starts to sample for the next step, until `pause`, beside whatever its
         caller does. False: it does not, and the engine is empty.
         """
         ...
@@ -77,7 +77,7 @@ class Source(Protocol):
 
 
 class Prompts(Protocol):
-    """The part of data.mixture.Draws that a source needs."""
+    """The part of data.draws.Draws that a source needs."""
 
     def __len__(self) -> int:
         """How many draws one epoch has."""
@@ -149,7 +149,7 @@ class LiveSource:
         self._redrawn = 0  # samples that a resume has drawn from their start
 
     def next(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """Source.next: `take`, then `cut`."""
         sampled = self.take(step, cursor, state, pending)
@@ -160,8 +160,8 @@ class LiveSource:
         """Source.awaited: the groups that have begun."""
         return self._sampler.awaited()
 
-    def go_on(self) -> bool:
-        """Source.go_on: the engine was cut by `next`."""
+    def start_ahead(self) -> bool:
+        """Source.start_ahead: the engine was cut by `next`."""
         return False
 
     def pause(self) -> Paused:
@@ -169,7 +169,7 @@ class LiveSource:
         return self._paused
 
     def take(
-        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NO_SAMPLES
     ) -> Sampled:
         """The groups of a step, or those that were scored before too many of them had failed. The
         engine keeps the samples of later steps. Raises RunError where no prompt is left.
@@ -205,7 +205,7 @@ class LiveSource:
             )
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
-        metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
+        metrics = self._sampling_metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if not self._drawing.environments.deterministic and self._settings.max_staleness:
             metrics |= {"ahead/redrawn_samples": float(self._redrawn)}
             self._redrawn = 0
@@ -250,7 +250,7 @@ class LiveSource:
             self._sampler.cut()
             groups = self._sampler.groups
             pending = to_arrays(groups, self._schedule.open)
-            self._paused = Paused(pending, _ahead(groups, pending))
+            self._paused = Paused(pending, _ahead_metrics(groups, pending))
         return self._paused
 
     def _drain(self) -> None:
@@ -278,7 +278,7 @@ class LiveSource:
                 self._drawing,
                 self._tokenizer,
             )
-        self._sampler.go_on(groups)
+        self._sampler.start_groups(groups)
         return schedule
 
     def _reason(self, group: ScoredGroup) -> Reason | None:
@@ -311,7 +311,7 @@ class LiveSource:
         return ticket // len(self._prompts)
 
     @staticmethod
-    def _metrics(
+    def _sampling_metrics(
         rounds: int, groups: int, missing: int, reasons: Mapping[int, Reason]
     ) -> dict[str, float]:
         counts = {
@@ -325,8 +325,8 @@ class LiveSource:
         return {name: float(value) for name, value in counts.items()}
 
 
-def _ahead(groups: Mapping[int, OpenGroup], pending: PendingArrays) -> dict[str, float]:
-    """What is under way, as metrics."""
+def _ahead_metrics(groups: Mapping[int, OpenGroup], pending: PendingArrays) -> dict[str, float]:
+    """Metrics of what is under way."""
     return {
         "ahead/groups": float(len(groups)),
         "ahead/ended_groups": float(sum(group.ended for group in groups.values())),

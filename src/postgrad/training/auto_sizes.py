@@ -6,8 +6,8 @@ no weight, optimizer state or random number: a recipe that states the same sizes
 bits.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.distilled import DistilledLearner
 from postgrad.learner.learner import Learner
 from postgrad.learner.policy import Policy, PolicyLearner
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import TrainedRole
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
@@ -125,7 +125,7 @@ def largest(start: int, floor: int, fits: Fits) -> int | None:
     return size
 
 
-def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
+def try_tokens(run: Run, learners: Sequence[TrainedRole], readers: Sequence[object] = ()) -> None:
     """Finds the largest token budget with which all learners can learn, where it is untried, and
     sets it for them and for readers, roles that only compute forward.
 
@@ -138,11 +138,11 @@ def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] =
     here: list[Learner[Any]] = [role for role in learners if isinstance(role, Learner)]
 
     def fits(tokens: int) -> bool:
-        with _trial(run, "batch.micro_train_tokens", tokens) as result:
+        def attempt() -> None:
             for learner in here:
                 _try_learning(learner, tokens, longest, run)
-            result.append(True)
-        return bool(result)
+
+        return _fits(run, "batch.micro_train_tokens", tokens, attempt)
 
     budget = largest(start, floor, fits)
     if budget is None:
@@ -172,11 +172,14 @@ def engine(run: Run, path: str, stack: ExitStack, *, sequences: int, max_len: in
 
     def fits(slots: int) -> bool:
         places = settings.cache_tokens or slots * places_for(max_len)
-        with _trial(run, "rollout.slots", slots) as result:
+
+        def attempt() -> None:
             run.choices = replace(before, slots=slots, cache_tokens=places)
-            _try_decoding(build(), slots, max_len, PREFILL_TOKENS[before.device], fitting)
-            result.append(True)
-        return bool(result)
+            tried = build()
+            _try_decoding(tried, slots, max_len, PREFILL_TOKENS[before.device])
+            fitting.append(tried)
+
+        return _fits(run, "rollout.slots", slots, attempt)
 
     slots = largest(min(start, sequences), 1, fits)
     if slots is None:
@@ -185,16 +188,14 @@ def engine(run: Run, path: str, stack: ExitStack, *, sequences: int, max_len: in
     return fitting[0]
 
 
-@contextmanager
-def _trial(run: Run, key: str, size: int) -> Generator[list[bool]]:
-    """A trial: an error that means out of memory is logged and swallowed, and the list stays empty.
-    The block appends True where the size fits. Random generators are put back.
+def _fits(run: Run, key: str, size: int, attempt: Callable[[], None]) -> bool:
+    """Whether `attempt` has room. Where it runs out of memory an event says so. Random generators
+    are put back.
     """
-    result: list[bool] = []
     why = ""
     state, states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
     try:
-        yield result
+        attempt()
     except Exception as error:
         if not ran_out(error):
             raise
@@ -206,6 +207,7 @@ def _trial(run: Run, key: str, size: int) -> Generator[list[bool]]:
         if run.choices.device == "cuda":
             torch.cuda.empty_cache()
         run.logs.event("size_lowered", f"{key} = {size} does not fit: {why}", key=key, size=size)
+    return not why
 
 
 def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
@@ -273,12 +275,8 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _try_decoding(
-    engine: Engine, slots: int, max_len: int, prefill: int, fitting: list[Engine]
-) -> None:
-    """Prompts of one prefill of so many tokens, and two tokens in every slot. An engine that can do
-    that is put into `fitting`.
-    """
+def _try_decoding(engine: Engine, slots: int, max_len: int, prefill: int) -> None:
+    """Prompts of one prefill of so many tokens, and two tokens in every slot."""
     assert isinstance(engine, LocalEngine)  # others bring their sizes
     length = max(1, max_len - NEW_TOKENS)
     prompts = min(slots, max(1, prefill // length))
@@ -289,7 +287,6 @@ def _try_decoding(
     while engine.completed():
         pass
     engine.stats = EngineStats()
-    fitting.append(engine)
 
 
 def _report_size(run: Run, key: str, size: int) -> None:

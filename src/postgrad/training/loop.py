@@ -50,7 +50,7 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
                 run.loggers.log(state.step, evaluation)
             while state.step < run.steps and not _early(run, state):
                 following, metrics = job.step(state)
-                run.stop.hold()  # a step without any update too is whole or not at all
+                run.stop.hold()  # also where no update did: a step counts whole, or not at all
                 state = _finish(run, job, saver, following, metrics)
                 run.stop.release()
                 run.sentinels.stop()
@@ -61,11 +61,11 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             limit = f"checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
             why = f", which was not expected to end within {limit}"
             raise Stopped(saver.stop(state, why)) from None
-        except SentinelStop as spoken:
+        except SentinelStop as stopped:
             back = f"{run.directory.fork_command} goes back to an earlier checkpoint"
-            raise SentinelStop(f"{spoken}; {_standing(saver, state)}; {back}") from spoken
-        except _Unusable as evaluation:
-            raise evaluation.error from evaluation.cause
+            raise SentinelStop(f"{stopped}; {_standing(saver, state)}; {back}") from stopped
+        except _EvaluationFailed as failed:
+            raise failed.error from failed.cause
         except ScoresMissing as failed:
             if not state.step:
                 raise
@@ -81,9 +81,9 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
     return state
 
 
-class _Unusable(Exception):
-    """An evaluation after a step has failed, and what the step trained is saved. error: for people,
-    it says both. cause: what the evaluation said.
+class _EvaluationFailed(Exception):
+    """An evaluation after a step has failed. error: the message for people, which also says what
+    became of the step. cause: the evaluation's own.
     """
 
     def __init__(self, error: PostgradError, cause: PostgradError) -> None:
@@ -113,7 +113,7 @@ def _finish(
             state, improved, evaluation = _evaluate(run, job, state)
         except (ScoresMissing, UsageError) as error:
             with_standing = type(error)(f"{error}; {_trained(run, saver, state)}")
-            raise _Unusable(with_standing, error) from None
+            raise _EvaluationFailed(with_standing, error) from None
         line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)

@@ -28,7 +28,7 @@ from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
 from postgrad.fleet.loading import require_unchanged
 from postgrad.learner.learner import UpdateResult
-from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
+from postgrad.learner.protocols import MovingReferenceRole, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.image_reader import ImageReader
@@ -39,7 +39,7 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
-from postgrad.training.stored import prepared
+from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
 KEPT = 0.9  # of the running mean and mean square, at each step
@@ -57,10 +57,10 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
         reference: ReferenceLogprobs | None,
         evaluator: PairEvaluator | None,
-        follows: Follows | None = None,
+        moving_reference: MovingReferenceRole | None = None,
     ) -> None:
-        """read: turns drawn samples into sequences and a mask [S] of the preferred ones. follows: a
-        reference that follows the policy, in place of `reference`.
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones.
+        moving_reference: one that follows the policy, in place of `reference`.
         """
         super().__init__(run, policy, algorithm, draws)
         self._preference = algorithm
@@ -68,17 +68,17 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         self._read = read
         self._reference = reference
         self._evaluator = evaluator
-        self._follows = follows
+        self._moving_reference = moving_reference
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One update, after which the reference follows, where it does."""
         state, metrics = super().step(state)
-        if self._follows is not None:
-            self._follows.after_step(state.step, self._policy)
+        if self._moving_reference is not None:
+            self._moving_reference.after_step(state.step, self._policy)
         return state, metrics
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        changing = {} if self._follows is None else self._follows.tensors()
+        changing = {} if self._moving_reference is None else self._moving_reference.tensors()
         return {**super().tensors(), **changing}
 
     def experience(self, drawn: list[Drawn]) -> Experience:
@@ -103,8 +103,8 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
-        if self._follows is not None:
-            return self._follows.logprobs(sequences).result()
+        if self._moving_reference is not None:
+            return self._moving_reference.logprobs(sequences).result()
         return None if self._reference is None else self._reference.of(sequences)
 
     def _mismatched(self, sequences: Sequences) -> NDArray[np.float64] | None:
@@ -209,7 +209,7 @@ class RewardJob(SupervisedJob[Pair]):
         margins = np.array([pair.margin for pair in drawn], np.float64)
         return self._reward.experience(sequences_of(drawn), margins)
 
-    def learned(
+    def after_update(
         self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
     ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
         scores = result.outputs[experience.sequences.loss_mask.values].astype(np.float64)
@@ -256,10 +256,10 @@ class StepRewardJob(SupervisedJob[Stepwise]):
             return self._evaluator(lambda sequences: step_scores(self._model, sequences))
 
 
-def reward(
+def assemble_reward(
     run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None
 ) -> RewardJob | StepRewardJob:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer, by_step = load_tokenizer(path), recipe.row_kind == "steps"
     if by_step:
         require_step_labels(path)
@@ -279,15 +279,16 @@ def reward(
     model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
     auto_sizes.try_tokens(run, [model])
-    rows.restore(model, checkpoint)
+    if checkpoint is not None:
+        model.load(checkpoint.tensors)
     kind = StepRewardJob if by_step else RewardJob
     return kind(run, recipe.algorithm, model, draws, evaluator)
 
 
-def preference(
+def assemble_preference(
     run: Run, recipe: PreferenceRecipe, path: str, checkpoint: Checkpoint | None
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
     reader = rows.image_reader(path, tokenizer)
     one_by_one = algorithm.level != "pair"
@@ -304,17 +305,18 @@ def preference(
         require_same_tokens(other, "reference.model.path", tokenizer)
     run.count_rows(len(draws))
     policy = run.fleet.policy(path)
-    follows = run.fleet.moving_reference(path) if recipe.reference.moves else None
-    changing = [policy] if follows is None else [policy, follows]
-    foresee_disk(run, sum(role.state_bytes() for role in changing))
-    auto_sizes.try_tokens(run, [policy], [follows])
+    moving = run.fleet.moving_reference(path) if recipe.reference.moves else None
+    saved = [policy] if moving is None else [policy, moving]
+    foresee_disk(run, sum(role.state_bytes() for role in saved))
+    auto_sizes.try_tokens(run, [policy], [moving])
     reference = None
-    if follows is None and algorithm.needs().reference:
+    if moving is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
         reference = _reference(run, recipe, path, policy, list(wanted))
-    for role in changing:
-        rows.restore(role, checkpoint)
-    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, follows)
+    if checkpoint is not None:
+        for role in saved:
+            role.load(checkpoint.tensors)
+    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, moving)
 
 
 def _evaluator(
@@ -356,12 +358,12 @@ def _reference(
     start = recipe.reference.model.source or path
     if start == path:
         require_unchanged(run, "reference", start)
-        reference, quantize = policy.start(), recipe.model.quantize
+        reference, model = policy.start(), recipe.model
     else:
-        reference, quantize = run.fleet.frozen_policy(start), recipe.reference.model.quantize
-    logprobs = prepared(
+        reference, model = run.fleet.frozen_policy(start), recipe.reference.model
+    logprobs = cached_columns(
         run, "reference", wanted, lambda part: reference.logprobs(part).result(),
-        source=start, quantize=quantize, label="reference logprobs",
+        source=start, model=model, label="reference logprobs",
     )  # fmt: skip
     if start != path:
         run.fleet.release("frozen_policy")  # its logprobs are all that is needed

@@ -46,18 +46,18 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
-from postgrad.training import auto_sizes, foreseen, pairs, sft
+from postgrad.training import auto_sizes, foreseen
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
 from postgrad.training.out_of_memory import explain, phase_of, ran_out
+from postgrad.training.pairs import assemble_preference, assemble_reward
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.rl_parts import assemble_rl
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
-
-NOTHING = "nothing was trained yet"
+from postgrad.training.sft import assemble_sft
 
 
 def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
@@ -74,16 +74,16 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         require_mixture(load_config(path), recipe.learner.expert_parallel)
         require_divisible(recipe.learner, path)
         check_lengths(run, path)
-        tell_of_experts(run, path)
-        tell_of_answer_ends(run, path)
-        tell_of_thoughts(run, path)
+        warn_of_experts(run, path)
+        warn_of_answer_ends(run, path)
+        warn_of_thoughts(run, path)
         match recipe:
             case SFTRecipe():
-                job = sft.assemble(run, recipe, path, stack, checkpoint)
+                job = assemble_sft(run, recipe, path, stack, checkpoint)
             case RewardRecipe():
-                job = pairs.reward(run, recipe, path, checkpoint)
+                job = assemble_reward(run, recipe, path, checkpoint)
             case PreferenceRecipe():
-                job = pairs.preference(run, recipe, path, checkpoint)
+                job = assemble_preference(run, recipe, path, checkpoint)
             case RLRecipe():
                 job = assemble_rl(run, recipe, path, stack, checkpoint)
         run.fleet.rest()  # holes that loading left would stay for the whole run
@@ -124,7 +124,7 @@ def check_lengths(run: Run, path: str) -> None:
             run.console.warn(text)
 
 
-def tell_of_experts(run: Run, path: str) -> None:
+def warn_of_experts(run: Run, path: str) -> None:
     """Warns where the routers of a mixture of experts train and nothing keeps them balanced."""
     config, model = load_config(path), run.recipe.model
     experts = experts_of(config)
@@ -140,7 +140,7 @@ def tell_of_experts(run: Run, path: str) -> None:
     run.console.warn(text)
 
 
-def tell_of_answer_ends(run: Run, path: str) -> None:
+def warn_of_answer_ends(run: Run, path: str) -> None:
     """Warns where sampling runs on behind the end of the answers that the policy learns."""
     if run.recipe.trained_role != "policy":
         return
@@ -150,7 +150,7 @@ def tell_of_answer_ends(run: Run, path: str) -> None:
         run.console.warn(problem)
 
 
-def tell_of_thoughts(run: Run, path: str) -> None:
+def warn_of_thoughts(run: Run, path: str) -> None:
     """Warns where verifiers read the thoughts of gpt-oss as part of its answers."""
     if problem := thoughts_read(run.recipe, load_tokenizer(path)):
         run.logs.event("thoughts_read", problem)
@@ -253,8 +253,9 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
     except Exception as error:
         if not ran_out(error):
             raise
-        standing = f"the checkpoint of step {checkpoint.step} is kept" if checkpoint else NOTHING
-        step = checkpoint.step if checkpoint else 0
+        step, standing = 0, "nothing was trained yet"
+        if checkpoint is not None:
+            step, standing = checkpoint.step, f"the checkpoint of step {checkpoint.step} is kept"
         phase = phase_of(run)
         raise explain(run, step, phase, error, standing) from error
 

@@ -43,7 +43,6 @@ class Profiled:
         self._run = run
         self._steps = 0
         self._at = ClockReading()
-        self._timed: dict[str, Any] = {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """A step of the job, profiled where its turn has come."""

@@ -45,9 +45,9 @@ class Publisher:
     learner, after its part of the probe, before the engine wakes for weights, again before it wakes
     for its cache, and after the engine's part; the engine when it rests.
 
-    The probe's sequences are the samples of the step where it has any (`show`), else prompts: a run
-    that resumes has none of earlier steps. The engine scores them before the policy learns: weights
-    that it borrows change with the update.
+    The probe's sequences are the samples of the step where it has any (`probe_with`), else prompts:
+    a run that resumes has none of earlier steps. The engine scores them before the policy learns:
+    weights that it borrows change with the update.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Publisher:
         self._probe = self._prompts = _probe(tokens, images, slice(PROBE_TOKENS))
         self._before = self._engines()
 
-    def show(self, sequences: Sequences) -> None:
-        """Probes with these sequences of a step, or with prompts where it has none. To be called
-        before an update.
+    def probe_with(self, sequences: Sequences) -> None:
+        """The next publish is probed with these sequences of a step, or with prompts where it has
+        none. To be called before an update.
         """
         probe = self._prompts
         if len(sequences):
@@ -102,11 +102,11 @@ class Publisher:
         sent = self._engine.load_weights(handover, version)
         before, self._before = self._before, self._engines()
         self._give_back("nothing")  # also after an engine that reads the weights where they are
-        return probed(before, self._before, list(learner)) | self._account(sent)
+        return probed(before, self._before, list(learner)) | self._metrics_of(sent)
 
-    def _account(self, sent: Sent | None) -> dict[str, float]:
-        """The metrics of a publish. The first that did not go the way that it could says so; a way
-        that is not that of the publish before is logged.
+    def _metrics_of(self, sent: Sent | None) -> dict[str, float]:
+        """The metrics of a publish. A way that is not that of the publish before is logged, and the
+        first way that is not the fastest of these cards is warned of.
         """
         if sent is None:
             return {}

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from postgrad.algorithms.base import RolloutAlgorithm, adapted
+from postgrad.algorithms.base import Credit, RolloutAlgorithm, adapted
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.core.process import Handle
@@ -20,12 +21,12 @@ from postgrad.evaluation.results import Result
 from postgrad.fleet.teachers import Graded, Teachers
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import (
-    Changes,
-    Follows,
-    Learns,
     LogprobRole,
+    MovingReferenceRole,
     PolicyRole,
+    SavedRole,
     ScoringRole,
+    TrainedRole,
 )
 from postgrad.learner.update import Update, replayed, updates
 from postgrad.observe.samples import step_samples
@@ -54,7 +55,7 @@ class Roles:
     policy: PolicyRole
     critic: ScoringRole | None  # None where the algorithm needs none
     reference: LogprobRole | None  # None where the algorithm needs none
-    follows: Follows | None  # the reference, where it follows the policy
+    moving_reference: MovingReferenceRole | None  # `reference`, where it follows the policy
     teachers: Teachers | None = None  # None where the algorithm needs none
 
     def grader(self, by: Literal["policy", "reference"] | None) -> LogprobRole | None:
@@ -62,14 +63,16 @@ class Roles:
         return {None: None, "policy": self.policy, "reference": self.reference}[by]
 
     @property
-    def learners(self) -> list[Learns]:
+    def learners(self) -> list[TrainedRole]:
         """The roles that are trained."""
         return [role for role in (self.policy, self.critic) if role is not None]
 
     @property
-    def changing(self) -> list[Changes]:
+    def saved(self) -> list[SavedRole]:
         """The roles whose state a checkpoint holds."""
-        return [role for role in (self.policy, self.critic, self.follows) if role is not None]
+        return [
+            role for role in (self.policy, self.critic, self.moving_reference) if role is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ class RLJob:
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run = run
         self._parts = parts
-        # The scorer's seconds and the engine's sums when the step began.
-        self._sampling = 0.0, EngineStats().row
+        self._scored_before = 0.0  # the scorer's seconds when the step began
+        self._sums_before = EngineStats().row  # the engine's, likewise
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Samples, scores, computes credit, updates and publishes once."""
@@ -102,8 +105,8 @@ class RLJob:
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("publish"):
-            parts.publish.show(batch.sequences)
-        if state.step + 1 == run.steps or not parts.source.go_on():
+            parts.publish.probe_with(batch.sequences)
+        if state.step + 1 == run.steps or not parts.source.start_ahead():
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
@@ -119,16 +122,15 @@ class RLJob:
         learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(
             batch, credit, columns["old"], learned, results["policy"], parts.recipe.rollout,
-            step=state.step, dropout=parts.roles.policy.drops,
+            step=state.step, dropout=parts.roles.policy.has_dropout,
         )  # fmt: skip
         paused, spent = self._pause()
-        if parts.roles.follows is not None:  # before its weights may leave their GPU
-            parts.roles.follows.after_step(number, parts.roles.policy)
+        if parts.roles.moving_reference is not None:  # before its weights may leave their GPU
+            parts.roles.moving_reference.after_step(number, parts.roles.policy)
         with run.phase("publish"):
             published = parts.publish(number)
         with run.phase("log"):
-            shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
-            run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
+            self._log_samples(sampled, number, batch, credit, learned)
         following = replace(
             state,
             step=number,
@@ -153,12 +155,12 @@ class RLJob:
             return self._parts.evaluator(self._parts.engine, self._run.advance)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
+        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.saved)))
 
     def _sample(self, state: RunState) -> Sampled:
         """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
-        self._sampling = parts.scorer.seconds, parts.engine.stats.row
+        self._scored_before, self._sums_before = parts.scorer.seconds, parts.engine.stats.row
         parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
         with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
@@ -193,12 +195,25 @@ class RLJob:
             paused = parts.source.pause()
         if paused.schedule is not None:
             run.logs.schedule(paused.schedule)
-        waited, before = self._sampling
-        spent = named(np.subtract(parts.engine.stats.row, before).tolist())
-        run.clock.add("sample/score", parts.scorer.seconds - waited)
+        spent = named(np.subtract(parts.engine.stats.row, self._sums_before).tolist())
+        run.clock.add("sample/score", parts.scorer.seconds - self._scored_before)
         for part in ("prefill", "decode"):
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused, spent
+
+    def _log_samples(
+        self,
+        sampled: Sampled,
+        step: int,
+        batch: RolloutBatch,
+        credit: Credit,
+        learned: NDArray[np.float32],
+    ) -> None:
+        """Writes the step's lines of samples.jsonl. learned: learner_logprobs."""
+        kept, decode = self._run.recipe.observe.samples, self._parts.tokenizer.decode
+        groups, reasons = sampled.all, sampled.reasons
+        lines = step_samples(groups, reasons, step, decode, batch, credit, learned, kept)
+        self._run.logs.samples(lines)
 
     def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """By parameter of `credit` what it needs: logprobs of the policy before the step, of
@@ -207,9 +222,9 @@ class RLJob:
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
-        several = needs.ratio and self._run.geometry.updates_per_step > 1
+        several_updates = needs.ratio and self._run.geometry.updates_per_step > 1
         asked: dict[str, Handle[Ragged] | Graded] = {}  # all are asked before any is waited for
-        if needs.old_logprobs or (several and not needs.sampled_is_old):
+        if needs.old_logprobs or (several_updates and not needs.sampled_is_old):
             asked["old"] = roles.policy.logprobs(batch.sequences)
         if roles.reference is not None and needs.reference:
             asked["ref"] = roles.reference.logprobs(batch.sequences)

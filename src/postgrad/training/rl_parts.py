@@ -21,7 +21,7 @@ from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environments.sets import check_rows
-from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
+from postgrad.rollout.free import FreeEngine, FreeSource, RecordedSchedule
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
 from postgrad.training import auto_sizes, rows
@@ -80,7 +80,9 @@ def assemble_rl(
 
 
 def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
-    """Whoever reads the policy's tokens has its tokenizer."""
+    """Raises UsageError where critic, reference or a teacher has another tokenizer than the policy,
+    whose tokens they read.
+    """
     for role in ("critic", "reference"):
         model = recipe.loaded_models.get((role, "model"))
         if model is not None and model.source not in (None, path):
@@ -95,16 +97,16 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
     """What learns and what is measured from, from a checkpoint where there is one."""
     policy = run.fleet.policy(path, recipe.rollout.temperature)
-    needs, follows = recipe.algorithm.needs(), None
+    needs, moving = recipe.algorithm.needs(), None
     critic = run.fleet.critic(path) if needs.critic else None
     if needs.loads_reference and recipe.reference.moves:
-        reference = follows = run.fleet.moving_reference(path)
+        reference = moving = run.fleet.moving_reference(path)
     else:
         reference = run.fleet.reference(path) if needs.loads_reference else None
-    roles = Roles(policy, critic, reference, follows)
-    foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
+    roles = Roles(policy, critic, reference, moving)
+    foresee_disk(run, sum(role.state_bytes() for role in roles.saved))
     if checkpoint is not None:
-        for role in roles.changing:
+        for role in roles.saved:
             role.load(checkpoint.tensors)
     return roles
 
@@ -172,5 +174,5 @@ def source_of(
     if recipe.rollout.schedule == "fixed":
         return OverlappedSource(live, thread, progress)
     schedule = recipe.rollout.schedule_path
-    recorded = None if schedule is None else Recorded(schedule)
+    recorded = None if schedule is None else RecordedSchedule(schedule)
     return FreeSource(live, thread, progress, cast(FreeEngine, engine), recorded)

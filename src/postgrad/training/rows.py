@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
@@ -32,7 +31,6 @@ from postgrad.evaluation.answers import (
 )
 from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.votes import require_votes
-from postgrad.learner.protocols import Changes
 from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.supported import reads_images
@@ -81,12 +79,6 @@ def evaluator(
     every = (prompt for _, drawn in of_policy.sets for prompt in drawn.all())
     require_votes(recipe, every, tokenizer)
     return of_policy
-
-
-def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
-    """Goes on from a checkpoint where there is one."""
-    if checkpoint is not None:
-        role.load(checkpoint.tensors)
 
 
 def environments(

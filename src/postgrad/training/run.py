@@ -252,7 +252,7 @@ class Run:
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
     foreseen: Foreseen = field(default_factory=Foreseen)
-    untried: frozenset[str] = frozenset()  # choices that are planned and not tried, train.memory
+    untried: frozenset[str] = frozenset()  # choices that are planned and not tried: auto_sizes
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way

@@ -33,7 +33,7 @@ from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
-from postgrad.training.stored import prepared
+from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
 
@@ -138,7 +138,9 @@ class SFTJob(SupervisedJob[Conversation]):
         stored = self._taught.of(experience.sequences)
         return replace(experience, columns={**experience.columns, STORED: stored})
 
-    def answered(self, drawn: list[Conversation]) -> tuple[list[Conversation], Mapping[str, float]]:
+    def with_own_answers(
+        self, drawn: list[Conversation]
+    ) -> tuple[list[Conversation], Mapping[str, float]]:
         requests = [] if self._own_answers is None else self._own_answers.requests(drawn)
         if not requests:
             return drawn, {}
@@ -189,10 +191,10 @@ class SFTJob(SupervisedJob[Conversation]):
         return results
 
 
-def assemble(
+def assemble_sft(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    """The job, from a checkpoint where there is one. See prepare.assemble."""
     tokenizer = load_tokenizer(path)
     check_teachers(recipe, tokenizer)
     reader = rows.image_reader(path, tokenizer)
@@ -209,7 +211,8 @@ def assemble(
     own_answers = _own_answers(recipe)
     policy = run.fleet.policy(path)
     foresee_disk(run, policy.state_bytes())
-    rows.restore(policy, checkpoint)
+    if checkpoint is not None:
+        policy.load(checkpoint.tensors)
     engine = publish = None
     if evaluator is not None or own_answers is not None:
         run.give_back("nothing")  # what loading took, before an engine looks how much is free
@@ -270,10 +273,10 @@ def _taught(
         )
     temperature = recipe.algorithm.temperature
     teacher = run.fleet.reading_teacher(source, vocabulary)
-    stored = prepared(
+    stored = cached_columns(
         run, "teacher", [sequences_of(rows_of_run.all())],
         lambda part: teacher.top_logprobs(part, top_k, temperature).result(),
-        source=source, quantize=recipe.teacher.model.quantize,
+        source=source, model=recipe.teacher.model,
         label=f"the teacher's {top_k} most likely tokens",
         top_k=top_k, temperature=temperature, vocabulary=vocabulary,
     )  # fmt: skip

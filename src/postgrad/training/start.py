@@ -78,16 +78,23 @@ def train(
             return ended
         _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     else:
-        recipe, hub_sources = pin(recipe)
-        resolved = [source.to_json() for source in hub_sources]
-        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
-        if store_of(recipe, directory).steps():
-            raise UsageError(
-                f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
-                "run: choose another directory, or remove them"
-            )
-    more: dict[str, Any] = {"profile": profile, "choices": choices}
-    return _execute(recipe, directory, console, allow_change, before, **more)
+        recipe, directory = _new_directory(recipe, path, overwrite=overwrite)
+    return _execute(
+        recipe, directory, console, allow_change, before, profile=profile, choices=choices
+    )
+
+
+def _new_directory(recipe: Recipe, path: Path, *, overwrite: bool) -> tuple[Recipe, RunDirectory]:
+    """The recipe with the commits of what it reads from the hub, and a directory for its run."""
+    recipe, hub_sources = pin(recipe)
+    resolved = [source.to_json() for source in hub_sources]
+    directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
+    if store_of(recipe, directory).steps():
+        raise UsageError(
+            f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another run: "
+            "choose another directory, or remove them"
+        )
+    return recipe, directory
 
 
 def resume(

@@ -1,6 +1,6 @@
-"""What frozen models say of the rows of a run, computed once before its first update: the logprobs
-of a reference, the most likely tokens of a teacher. Kept in files that the content of model, rows
-and all that decides the bits names.
+"""Columns that a frozen model gives for the rows of a run, computed once before its first update:
+the logprobs of a reference, the most likely tokens of a teacher. They are cached in files, whose
+names are hashes of the model, the rows and all else that decides the bits.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,24 +12,25 @@ from postgrad.core.files import cache_folder
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.models.settings import ModelSettings
 from postgrad.training.run import Run
 
 
-def prepared(
+def cached_columns(
     run: Run,
     role: str,
     wanted: Iterable[Sequences],
     compute: Callable[[Sequences], Ragged],
     *,
     source: str,
-    quantize: str,
+    model: ModelSettings,
     label: str,
     **more: Any,
 ) -> ReferenceLogprobs:
-    """The columns that `compute` gives for all of `wanted`, from files where they are there.
+    """The columns that `compute` gives for all of `wanted`, from the cache where it has them.
 
-    role: whose hash is in the run's choices. source, label: for the console. more: what else
-    decides the bits, JSON values.
+    role: whose hash is in the run's choices. model: the table that the role computes by. source,
+    label: for the console. more: what else decides the bits, JSON values.
     """
     recipe, choices = run.recipe, run.choices
     learner = recipe.learner
@@ -37,11 +38,12 @@ def prepared(
         "model": choices.frozen[role],
         "versions": [torch.__version__],
         "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
-        "compiled": choices.compiled,
+        "compiled": choices.compiled and model.compile,
         "mkl": sorted(name for name, library in choices.products.items() if library == "mkl"),
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
-        "attention": recipe.model.attention,
-        "quantize": quantize,
+        "attention": model.attention,
+        "router_dtype": model.router_dtype,
+        "quantize": model.quantize,
         **more,
     }
     if learner.ranks > 1:  # parts of a matrix round otherwise than the whole

@@ -15,7 +15,7 @@ from postgrad.core.records import Experience
 from postgrad.data.draws import Drawn, Draws
 from postgrad.evaluation.results import Result
 from postgrad.learner.learner import UpdateResult
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import TrainedRole
 from postgrad.learner.update import Update
 from postgrad.training.run import Run
 
@@ -24,7 +24,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
     """A job that trains one learner on drawn samples; each step is one update."""
 
     def __init__(
-        self, run: Run, learner: Learns, algorithm: Algorithm, draws: Draws[Drawn]
+        self, run: Run, learner: TrainedRole, algorithm: Algorithm, draws: Draws[Drawn]
     ) -> None:
         self._run = run
         self._learner = learner
@@ -35,18 +35,20 @@ class SupervisedJob(ABC, Generic[Drawn]):
     def experience(self, drawn: list[Drawn]) -> Experience:
         """The algorithm's experience of the samples of one update."""
 
-    def answered(self, drawn: list[Drawn]) -> tuple[list[Drawn], Mapping[str, float]]:
-        """The samples of an update as they are trained on, before it, and metrics to log."""
+    def with_own_answers(self, drawn: list[Drawn]) -> tuple[list[Drawn], Mapping[str, float]]:
+        """Called before an update: its samples, some with an answer that the policy has just
+        written, and metrics to log. By default the samples as they are.
+        """
         return drawn, {}
 
     @abstractmethod
     def evaluate(self) -> list[Result]:
         """The results of every evaluation set with the weights of now."""
 
-    def learned(
+    def after_update(
         self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
     ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
-        """The algorithm's next state after an update, and further metrics to log."""
+        """The algorithm's state after an update, and further metrics to log."""
         return state, {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
@@ -54,14 +56,14 @@ class SupervisedJob(ABC, Generic[Drawn]):
         run, name = self._run, self._learner.name
         tickets = list(islice(state.cursor.open_tickets(), run.geometry.train_batch_size))
         drawn = [self._draws.draw(ticket, run.recipe.seed) for ticket in tickets]
-        drawn, sampled = self.answered(drawn)
+        drawn, sampled = self.with_own_answers(drawn)
         with run.phase("train"):
             experience = self.experience(drawn)
             update = Update(experience, np.arange(len(experience)))
             run.stop.hold()  # from here on the weights are no longer those of the last boundary
             result = self._learner.update(update, self._algorithm).result()
         run.tell_skipped([result.metrics], state.step + 1)
-        following, more = self.learned(state.algorithm, experience, result)
+        following, more = self.after_update(state.algorithm, experience, result)
         seconds = run.clock.step["train"]
         metrics = {
             "loss": result.metrics[f"{name}/loss"],

@@ -56,11 +56,15 @@ def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
     draft.put("batch.micro_train_batch_size", fitting, comment)
 
 
-def micro_tokens(draft: Draft, tokens: int, comment: str, sequences: int = 1) -> None:
-    """Tokens in one forward pass; more where a whole sequence, or a pair, would not fit."""
-    needed = sequences * int(draft.get("data.max_len") or 0)
+def micro_tokens(draft: Draft, tokens: int, comment: str) -> None:
+    """Tokens in one forward pass; more where a whole sequence, or a pair, would not fit. To be
+    called when data.max_len and algorithm.type are known.
+    """
+    compares = draft.job in ("reward", "preference")
+    pairs = compares and draft.get("algorithm.type") != "process_reward"
+    needed = (2 if pairs else 1) * int(draft.get("data.max_len") or 0)
     if tokens < needed:
-        comment = f"{tokens} there; {'a pair' if sequences > 1 else 'a sequence'} has to fit"
+        comment = f"{tokens} there; {'a pair' if pairs else 'a sequence'} has to fit"
     draft.put("batch.micro_train_tokens", max(tokens, needed), comment)
 
 
@@ -255,12 +259,12 @@ def samples_ahead(draft: Draft, steps: int, comment: str, top_p: float) -> None:
         draft.put("algorithm.old_logprobs", "sampled", why)
 
 
-def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:
+def run_dir(draft: Draft, directory: Any) -> None:
     """Where the run writes: the source's output directory, else runs/JOB."""
     path = str(directory or "").strip().rstrip("/")
     while path.startswith("./"):
         path = path[2:]
-    draft.put("run_dir", path or f"runs/{draft.job}", comment)
+    draft.put("run_dir", path or f"runs/{draft.job}")
 
 
 def chat_template(draft: Draft, name: str, value: Any, _: str) -> None:

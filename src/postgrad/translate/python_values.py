@@ -172,10 +172,10 @@ def is_literal(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def size(value: Any, most: int = MOST_VALUES) -> int:
-    """How many values a value has in it; `most` + 1 where it has more."""
+def size(value: Any) -> int:
+    """How many values a value has in it; more than MOST_VALUES are not counted to the end."""
     count, pending = 0, [value]
-    while pending and count <= most:
+    while pending and count <= MOST_VALUES:
         inner = pending.pop()
         count += 1 + (len(inner) // 1024 if isinstance(inner, str) else 0)
         if isinstance(inner, list | tuple):

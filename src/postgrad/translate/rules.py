@@ -100,13 +100,13 @@ def to(key: str, comment: str = "", read: Callable[[Any], Any] | None = None) ->
     return rule
 
 
-def choice(key: str, values: Mapping[Any, Any], comment: str = "") -> Rule:
+def choice(key: str, values: Mapping[Any, Any]) -> Rule:
     """The option has a few values; those without one here are listed as missing."""
 
     def rule(draft: Draft, name: str, value: Any, default: str) -> None:
         spelling = value.lower() if isinstance(value, str) else value
         if spelling in values:
-            draft.put(key, values[spelling], comment or default)
+            draft.put(key, values[spelling], default)
         else:
             words = ", ".join(map(str, values))
             draft.miss(name, value, f"{key} knows {words}")

@@ -364,7 +364,7 @@ def test_a_checkpoint_goes_on_behind_what_environments_began_with(deterministic)
     ended = {}
     for name, groups in (("killed", again), ("never", list(before.groups.values()))):
         goes_on = sampler(Ticking(length), other)
-        goes_on.go_on(groups)
+        goes_on.start_groups(groups)
         ended[name] = shown(goes_on.finish(range(2)))
     assert ended["killed"] == ended["never"]
 
@@ -382,7 +382,7 @@ def test_samples_that_cannot_go_on_begin_again():
     assert [sample.begins for sample in group.samples] == [True, True, True, False]
     assert group.left == 3
     goes_on = sampler(Ticking(length), other)
-    goes_on.go_on([group])
+    goes_on.start_groups([group])
     (scored,) = goes_on.finish([0])
     assert other.begun == 3
     assert [len(rollout.turns) for rollout in scored.rollouts] == [3, 4, 4, 0]

@@ -42,8 +42,8 @@ def decoding(cache, stretches, lengths, places):
         row_of_lane=torch.from_numpy(lanes.row_of_lane),
         lane_of_row=torch.from_numpy(lane_of_row),
         width=lanes.width,
-        old=16,
-        new=16,
+        prompt_places=16,
+        response_places=16,
     )
 
 

@@ -58,7 +58,6 @@ class SideBySide:
     def __init__(self, running: Running, concurrent: int) -> None:
         """running: the context that all steps run in (ChatEnvironment.running)."""
         self._running = running
-        self._concurrent = concurrent
         self._thread: threading.Thread | None = None
         self._opened: Future[asyncio.AbstractEventLoop] = Future()
         self._stop = asyncio.Event()

@@ -1,6 +1,5 @@
-"""The engine's budget: how many sequences it decodes together, and the size of its cache.
-
-Shared prompts: which rows read which stretch of the cache.
+"""The engine's budget: how many sequences it decodes together, and the size of its cache. And its
+shared prompts: which rows read which stretch of the cache.
 
 Stretches 0..count-1 are in use; when the last row of one ends, the last stretches move into the
 holes. For attention the rows of a stretch are its *lanes*. All stretches have equally many, some of
@@ -25,6 +24,7 @@ KEPT_AS_ONE = 8
 # row. A decode step computes multiples of it in rows and places: oneDNN compiles code for every new
 # shape, which takes 0.7 ms; rows that end at different lengths would give a new shape every step.
 ALIGN = 16
+LANES = 16  # most rows of a stretch: bounds the empty lanes of stretches with few rows
 MAX_SLOTS = 512  # beyond it a CPU decodes no more tokens a second, and the cache only grows
 MEMORY_SHARE = 0.25  # of the free memory that the cache may take where the recipe does not say
 
@@ -54,8 +54,7 @@ def choose_sizes(
 
     max_len: tokens of the longest sequence, prompt and response. token_bytes: cache bytes of one
     place. free_bytes: of the device. row_bytes: of a slot, whatever its length (states of
-    recurrent layers). Raises UsageError where the recipe's cache cannot hold one
-    sequence.
+    recurrent layers). Raises UsageError where the recipe's cache cannot hold one sequence.
     """
     places = places_for(max_len)
     token_bytes = max(1, token_bytes + -(-row_bytes // places))
@@ -90,9 +89,6 @@ def rows_computed(count: int, capacity: int, device: str) -> int:
 def places_for(max_len: int) -> int:
     """The most places that a prompt and a response of together `max_len` tokens take."""
     return align(max_len) + ALIGN
-
-
-LANES = 16  # most rows of a stretch: bounds the empty lanes of stretches with few rows
 
 
 def close_gaps(

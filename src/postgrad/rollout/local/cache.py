@@ -233,11 +233,10 @@ class Decoding:
     """One new token for each of the first N rows of the cache, over its prompt and its response.
     Idle rows are among them: each sees its own token, and nothing reads its result.
 
-    Grouped queries are extra query rows
-    of their key head, and so are the rows that share a prompt: each key is read once for all of
-    them. Prompt and response have a softmax each; the two are merged by their sums. Rows and heads
-    are one batch of matrix products: with few queries a row that is up to twice as fast as
-    scaled_dot_product_attention on CPUs.
+    Grouped queries are extra query rows of their key head, and so are the rows that share a prompt:
+    each key is read once for all of them. Prompt and response have a softmax each; the two are
+    merged by their sums. Rows and heads are one batch of matrix products: with few queries a row
+    that is up to twice as fast as scaled_dot_product_attention on CPUs.
     """
 
     def __init__(
@@ -249,15 +248,15 @@ class Decoding:
         row_of_lane: Tensor,
         lane_of_row: Tensor,
         width: int,
-        old: int,
-        new: int,
+        prompt_places: int,
+        response_places: int,
     ) -> None:
         """places: [N] index of the new token in its row's response. The others as in PromptLanes;
-        those of idle rows are not read. old, new: how many places of prompts and of responses are
-        attended to.
+        those of idle rows are not read. prompt_places, response_places: how many are attended to.
         """
         self._cache = cache
-        self._width, self._old, self._new = width, old, new
+        self._width = width
+        self._prompt_places, self._response_places = prompt_places, response_places
         self._places, self._lengths = places, lengths
         self._rows, self._lanes = row_of_lane, lane_of_row
         self._index: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -293,8 +292,8 @@ class Decoding:
         cached = self._bias.get((heads, groups, window, dtype))
         if cached is not None:
             return cached
-        prompt_places = torch.arange(self._old, device=self._places.device)
-        response_places = torch.arange(self._new, device=self._places.device)
+        prompt_places = torch.arange(self._prompt_places, device=self._places.device)
+        response_places = torch.arange(self._response_places, device=self._places.device)
         over_prompts = (prompt_places >= self._lengths[:, None])[:, None]
         over_responses = response_places > self._places[:, None]
         if window is not None:
@@ -342,16 +341,16 @@ class Decoding:
         stretches = len(self._lengths)
         from_prompts, prompt_sum = _attend(
             in_lanes.view(stretches * kv_heads, self._width * groups, dim),
-            prompts.keys[layer][:stretches, :, : self._old].flatten(0, 1),
-            prompts.values[layer][:stretches, :, : self._old].flatten(0, 1),
+            prompts.keys[layer][:stretches, :, : self._prompt_places].flatten(0, 1),
+            prompts.values[layer][:stretches, :, : self._prompt_places].flatten(0, 1),
             over_prompts,
             scale,
             softcap,
         )
         from_responses, response_sum = _attend(
             queries.view(rows * kv_heads, groups, dim),
-            keys[:rows, :, : self._new].flatten(0, 1),
-            values[:rows, :, : self._new].flatten(0, 1),
+            keys[:rows, :, : self._response_places].flatten(0, 1),
+            values[:rows, :, : self._response_places].flatten(0, 1),
             over_responses,
             scale,
             softcap,

@@ -1,4 +1,4 @@
-"""Keys and values of samples between two turns.
+"""The prefix cache: keys and values of samples between two turns.
 
 The next turn of a sample stands behind all of its turns so far, of which the cache has keys and
 values already. While the environment works they stay in one of the prompts' stretches that no row

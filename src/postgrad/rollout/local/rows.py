@@ -40,7 +40,7 @@ class Rows:
         self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
         # The position of its first token in rotary embeddings: behind images it is not `prompt`.
         self.rotary = np.zeros(capacity, np.int64)
-        self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
+        self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch: SharedPrompts
         self.position = np.zeros(capacity, np.int64)  # tokens of the turn before these, see cut
         self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
         self.launched = np.zeros(capacity, np.int64)  # and those that are being computed

@@ -52,8 +52,8 @@ class StepShape:
     enters: bool  # there may be rows whose first token is drawn: `entering` has their states
     kind: Kind
     # Of attention in blocks; a kernel that reads the lengths itself has 0 for all of them.
-    old: int = 0  # places of prompts that are attended to
-    new: int = 0  # places of responses that are attended to
+    prompt_places: int = 0  # that are attended to
+    response_places: int = 0  # likewise
     stretches: int = 0  # prompts
     width: int = 0  # lanes of each
 
@@ -183,8 +183,8 @@ def _attention(cache: KeyValueCache, buffers: StepBuffers, shape: StepShape) -> 
         row_of_lane=buffers.row_of_lane[: shape.stretches * shape.width],
         lane_of_row=columns["lane"][: shape.decoded],
         width=shape.width,
-        old=shape.old,
-        new=shape.new,
+        prompt_places=shape.prompt_places,
+        response_places=shape.response_places,
     )
 
 
@@ -252,7 +252,7 @@ class Stepper:
         self._buffers = StepBuffers(capacity, cache.device)
         self._source = np.arange(capacity)  # the row that each row was at the last upload
         self._changed = True
-        self._lanes = StepShape(0, 0, 0, False, Kind(False, False, False))  # `old` and what follows
+        self._lanes = StepShape(0, 0, 0, False, Kind(False, False, False))  # of attention in blocks
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None  # that all graphs share
@@ -297,10 +297,13 @@ class Stepper:
             shape = replace(shape, decoded=sampled, drawn=sampled, enters=True)
         elif decoding:
             places = self._cache.responses.places
-            new = min(align(int(rows.launched[:decoding].max())), places)
             lanes = self._lanes
             shape = replace(
-                shape, old=lanes.old, new=new, stretches=lanes.stretches, width=lanes.width
+                shape,
+                prompt_places=lanes.prompt_places,
+                response_places=min(align(int(rows.launched[:decoding].max())), places),
+                stretches=lanes.stretches,
+                width=lanes.width,
             )
         self._run(shape)
         rows.launched[:count] += 1
@@ -386,5 +389,7 @@ class Stepper:
         columns["used"][:stretches] = lanes.used
         columns["place"][:] = self._cache.prompts.place[: rows.capacity]
         block[len(NAMED) :].ravel()[: len(lanes.row_of_lane)] = lanes.row_of_lane
-        old = min(align(int(lanes.lengths.max())), self._cache.prompts.places)
-        self._lanes = replace(self._lanes, old=old, stretches=stretches, width=lanes.width)
+        places = min(align(int(lanes.lengths.max())), self._cache.prompts.places)
+        self._lanes = replace(
+            self._lanes, prompt_places=places, stretches=stretches, width=lanes.width
+        )
