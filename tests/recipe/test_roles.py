@@ -210,6 +210,19 @@ def test_a_critic_that_says_how_it_warms_up_does_not_take_over_the_other_way(
     assert parse_recipe(recipe.dump()) == recipe
 
 
+def test_a_critic_that_says_how_its_rate_falls_does_not_take_over_the_other_way(
+    write: Callable[..., Path],
+) -> None:
+    text = PPO + '\n[learner]\nschedule = "linear"\ndecay_ratio = 0.3\n[critic.learner]\n'
+    said = ("decay_updates = 3", 'schedule = "constant"', 'schedule = "cosine"')
+    decays = {
+        line: load_recipe(write(text=text + line)).critic.learner  # pyright: ignore[reportAttributeAccessIssue]
+        for line in said
+    }
+    found = [(decays[line].decay_updates, decays[line].decay_ratio) for line in said]
+    assert found == [(3, 0.0), (0, 0.0), (0, 0.3)]
+
+
 def test_four_bits_under_an_adapter_are_taken_over_by_a_critic(write: Callable[..., Path]) -> None:
     text = PPO.replace('some/model"\n', 'some/model"\nquantize = "4bit"\n') + LORA
     recipe = load_recipe(write(text=text))

@@ -291,7 +291,7 @@ REASONS = {
         override_ddp_config.* override_mcore_model_config seed use_dist_checkpointing
         use_mbridge vanilla_mbridge""",
     "of schedules and optimizers: numbers of a step that cost nothing": """
-        foreach fused lr_decay_steps lr_min lr_wsd_decay_steps lr_wsd_decay_style
+        foreach fused lr_decay_steps lr_min
         main_grads_dtype master_weights min_lr_factor num_cycles optimizer_impl
         total_training_steps use_checkpoint_opt_param_scheduler weight_decay_incr_style
         zero_indexed_step""",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.learner.settings import horizon, warmup_updates
+from postgrad.learner.settings import decay_updates, horizon, warmup_updates
 from postgrad.plan.held import state_bytes
 from postgrad.plan.pass_time import Samples
 from postgrad.plan.plan import Outlook
@@ -84,7 +84,15 @@ def _schedule(planned: Outlook) -> str:
         "constant": "the rate stays",
         "linear": f"down a line to {learner.min_lr_ratio:g} of the rate",
         "cosine": f"down a cosine to {learner.min_lr_ratio:g} of the rate",
+        "1-sqrt": f"down 1 - a square root to {learner.min_lr_ratio:g} of the rate",
     }[learner.schedule]
+    if learner.decay_updates or learner.decay_ratio:
+        falling = (
+            (learner.decay_updates or f"{learner.decay_ratio:g} of them")
+            if total is None
+            else decay_updates(learner, total)
+        )
+        shape = f"{shape} in the last {falling}"
     without = " without the critic's own" if total != planned.geometry.total_updates else ""
     parts = [f"updates = total_updates{without}; {shape}", warmup]
     return " ".join(part for part in parts if part)

@@ -26,6 +26,7 @@ PEERS_NAMES = {
     "max_len": "max_length max_seq_length max_seq_len",
     "lr": "learning_rate",
     "warmup_updates": "warmup_steps",
+    "decay_updates": "decay_steps num_decay_steps lr_wsd_decay_steps",
     "max_grad_norm": "gradient_clipping",
     "steps": "max_steps total_steps",
     "epochs": "num_train_epochs num_epochs",

@@ -304,10 +304,14 @@ def _learner(draft: Draft, options: Options) -> None:
     least = decimal(options.take("trainer.scheduler.min_lr", 0.0))
     if name == "linear":
         decays = options.number("trainer.scheduler.decay_steps", 10)
-        draft.miss("trainer.scheduler.decay_steps", decays, "falls in the last steps alone; "
-                   'learner.schedule = "linear" falls from the warm-up on')  # fmt: skip
+        stated = options.states("trainer.scheduler.decay_steps")
+        draft.put("learner.schedule", "linear" if decays else None,
+                  "to the least rate one update after the last; there in the last")  # fmt: skip
+        draft.put("learner.decay_updates", decays or None,
+                  "" if stated else "prime-rl's default")  # fmt: skip
     elif name == "cosine":
         draft.put("learner.schedule", "cosine")
+    if draft.get("learner.schedule"):
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", warm or None,
               "from 1/W of the rate; there from min_lr" if least else "")  # fmt: skip

@@ -11,7 +11,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.files import existing
 from postgrad.core.records import Prompt
-from postgrad.learner.settings import horizon, shortened_warmup
+from postgrad.learner.settings import horizon, shortened
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
 from postgrad.plan.hardware import parse_hardware, this_machine
@@ -88,7 +88,7 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
         for warning in _times(recipe, geometry, page):
             report.warn(check, warning)
         updates = horizon(recipe.algorithm, geometry)
-        if updates is not None and (text := shortened_warmup(recipe.learner, updates)):
+        if updates is not None and (text := shortened(recipe.learner, updates)):
             report.warn(check, f"learner.{text}")
 
 
