@@ -120,7 +120,6 @@ REASONS = {
         loss_fn.force_on_policy_ratio grpo.skip_reference_policy_logprobs_calculation""",
     "checkpoints are written behind the run, each complete": """
         checkpoint.* checkpointing.model_save_format checkpointing.save_consolidated
-        checkpointing.ft_save_period checkpointing.ft_keep_latest_k
         orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
         use_bnb_nested_quant bnb_4bit_quant_type""",

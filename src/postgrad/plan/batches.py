@@ -121,8 +121,15 @@ def _kept(planned: Outlook) -> str:
     saved = " + ".join(ways) or "one, at the end"
     if settings.best_metric:
         saved += ", and where an evaluation is better"
-    most = settings.max_ckpt_num + (settings.best_metric is not None)
-    return f"in all = {saved}; up to {most} are kept at a time (max_ckpt_num)"
+    steps = planned.geometry.steps
+    most = settings.most_kept(steps or 0)
+    keys = "max_ckpt_num"
+    if settings.keep_steps and steps is None:
+        keys += f", beside those of every {settings.keep_steps} steps: keep_steps"
+    elif settings.keep_steps:
+        most = min(most, _saves(planned) or most) if settings.best_metric is None else most
+        keys += ", keep_steps"
+    return f"in all = {saved}; up to {most} are kept at a time ({keys})"
 
 
 def _text(value: Number) -> str:

@@ -28,6 +28,7 @@ PEERS_NAMES = {
     "warmup_updates": "warmup_steps",
     "decay_updates": "decay_steps num_decay_steps lr_wsd_decay_steps",
     "max_grad_norm": "gradient_clipping",
+    "keep_steps": "keep_interval",
     "steps": "max_steps total_steps",
     "epochs": "num_train_epochs num_epochs",
     "run_dir": "output_dir save_path",

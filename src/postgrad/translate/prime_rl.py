@@ -5,6 +5,7 @@ Its samples are always ahead of the policy, by up to 8 steps where nothing is sa
 around the sampler.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -330,9 +331,16 @@ def _checkpoints(draft: Draft, options: Options) -> None:
     every = _first(options, *(f"{part}.interval" for part in sections))
     kept = _first(options, *(f"{part}.keep_last" for part in sections))
     draft.put("checkpoint.save_steps", every)
+    always = _first(options, *(f"{part}.keep_interval" for part in sections))
+    if always is not None and every is None:
+        draft.miss("ckpt.keep_interval", always, "the run saves after no number of steps")
+    elif always is not None:
+        both = math.lcm(int(always), int(every))
+        only = "" if both == int(always) else f"every {always} there, as far as they are saved"
+        draft.put("checkpoint.keep_steps", both, only)
     if kept is not None:
         draft.put("checkpoint.max_ckpt_num", int(kept))
-    elif saves and every is not None:
+    elif saves and every is not None and always is None:
         why = "not stated: keeps all of them there; here the newest checkpoint.max_ckpt_num (3)"
-        draft.notes.append(f"ckpt.keep_last is {why}")
+        draft.notes.append(f"ckpt.keep_last is {why}, and with checkpoint.keep_steps = {every} all")
     draft.put("checkpoint.save_hf", True)

@@ -43,6 +43,7 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
     data["checkpoint"] |= {
         "ckpt_path": None,
         "save_steps": 0,
+        "keep_steps": 0,
         "save_minutes": 0.0,
         "save_epochs": 0,
         "best_metric": None,
