@@ -60,6 +60,10 @@ REFUSED = {
         PPO + "\n[learner]\nwarmup_updates = 3\nwarmup_ratio = 0.1\n",
         "warmup_updates = 3 and warmup_ratio = 0.1 both say",
     ),
+    "a learning rate of B without an adapter": (
+        PPO + "\n[learner]\nloraplus_lr_ratio = 16.0\n",
+        "is of an adapter's B, and nothing trains as an adapter: give [model.lora]",
+    ),
     "a key of the critic": (
         PPO + "\n[critic.learner]\nlrr = 1e-3\n",
         "recipe.toml:22: unknown key 'critic.learner.lrr': did you mean 'critic.learner.lr'?",

@@ -14,6 +14,8 @@ from postgrad.core.settings import Settings, ShardingStage
 from postgrad.core.text import how_many
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
+# In a decoder's layer, but not A and B of all experts, which are 2-D.
+_HIDDEN = re.compile(r"(^|\.)layers\.\d+\.(?!(.*\.)?experts(\.base_layer)*\.lora_[AB]\.)")
 _PLAIN = re.compile(r"(bias|norm\.weight)$")
 
 
@@ -22,6 +24,22 @@ def is_matrix(name: str, dimensions: int) -> bool:
     each expert (gpt_oss), a norm of each head (cohere).
     """
     return dimensions >= 2 and not _PLAIN.search(name)
+
+
+def is_hidden_matrix(name: str, dimensions: int) -> bool:
+    """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
+
+    Embeddings and heads lie outside; norms and biases are no matrices; those of an adapter on
+    experts are many in one, and AdamW trains them as it does experts.
+    """
+    return dimensions == 2 and is_matrix(name, dimensions) and bool(_HIDDEN.search(name))
+
+
+def rate_ratio(settings: "LearnerSettings", name: str) -> float:
+    """What the learning rate of a weight is multiplied by: loraplus_lr_ratio for B of an adapter,
+    on linear layers, experts and routers alike.
+    """
+    return settings.loraplus_lr_ratio if ".lora_B." in name else 1.0
 
 
 class LearnerSettings(Settings):
@@ -55,6 +73,9 @@ class LearnerSettings(Settings):
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     muon_nesterov: bool = True
     muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
+    # Learning rate of an adapter's B over that of all else (LoRA+, Hayou et al. 2024,
+    # arXiv:2402.12354).
+    loraplus_lr_ratio: float = Field(default=1.0, gt=0.0)
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     # How weights, gradients and optimizer state are divided over ranks (docs/distributed.md).
     sharding: ShardingStage = "none"
