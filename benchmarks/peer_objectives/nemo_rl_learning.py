@@ -32,12 +32,16 @@ WARM = Known("all four updates of a step have one rate there, and the first star
 FALLS = Known("all four updates of a step have one rate there", "there with each step of 4 updates",
               within=0.1)  # fmt: skip
 COSINE = {"name": f"{TORCH}CosineAnnealingLR", "kwargs": {"T_max": 50, "eta_min": RATE / 10}}
+DOWN = {"name": f"{TORCH}LinearLR", "kwargs": {
+    "start_factor": 1.0, "end_factor": 0.1, "total_iters": 20}}  # fmt: skip
 SCHEDULES: tuple[tuple[str, Sequence[dict[str, Any]], bool, Known | None], ...] = (
     # name, parts, whether a step is four updates
     ("none", (), False, None),
     ("warm-up over 10 steps, constant", (linear(10), CONSTANT, {"milestones": [10]}), False, START),
     ("warm-up over 10 steps of 4 updates, constant", (
         linear(10), CONSTANT, {"milestones": [10]}), True, WARM),
+    ("constant, a line over the last 20 steps", (
+        CONSTANT, DOWN, {"milestones": [30]}), False, None),
     ("cosine", (COSINE, {"milestones": []}), False, None),
     ("cosine, steps of 4 updates", (COSINE, {"milestones": []}), True, FALLS),
 )  # fmt: skip

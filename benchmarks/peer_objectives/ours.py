@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peer_objectives.samples import LONGEST, PROMPT, Rows, Samples
-from postgrad.algorithms.base import LossInputs, ScoreInputs
+from postgrad.algorithms.base import Grades, LossInputs, ScoreInputs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.records import Sequences
 
@@ -48,7 +48,7 @@ def outcome(table: Mapping[str, Any], samples: Samples) -> Outcome:
     columns = [samples.column(rows, np.float32) for rows in
                (samples.old, samples.ref, samples.old_values, samples.entropy)]  # fmt: skip
     old, ref, values, entropy = columns
-    more = {"teacher": ref} if needs.teacher else {}
+    more = {"teacher": Grades(ref, np.ones(len(ref), np.bool_))} if needs.teacher else {}
     values = values if needs.critic else None
     credit = algorithm.credit(batch, old, ref, values, {}, entropy, **more)
     experience, rows = credit.experience, credit.rows

@@ -25,7 +25,7 @@ from benchmarks.peer_objectives.prime_rl import BASE
 
 OPTIM, SCHEDULER = "trainer.optim.", "trainer.scheduler."
 DECAYS = Known("norms and biases decay too there", "there of norms and biases too")
-LAST = Known("the rate falls in the last steps alone there", "falls in the last steps alone")
+LAST = Known("the rate of the last update is min_lr there", "there in the last", within=0.11)
 FROM = Known("a warm-up begins at min_lr there", "there from min_lr", within=0.1)
 SCHEDULES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("constant, the default", {}, None),

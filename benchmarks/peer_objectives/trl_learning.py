@@ -43,6 +43,13 @@ SCHEDULES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("cosine_warmup_with_min_lr", {
         "lr_scheduler_type": "cosine_warmup_with_min_lr", "warmup_steps": 5,
         "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, SOONER),
+    ("warmup_stable_decay, its defaults", {
+        "lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 5,
+        "lr_scheduler_kwargs": {"num_decay_steps": 20}}, None),
+    ("warmup_stable_decay, 1-sqrt, min_lr_ratio 0.1", {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {"num_decay_steps": 20, "decay_type": "1-sqrt",
+                                "min_lr_ratio": 0.1}}, None),
     ("cosine, num_cycles 1", {
         "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 1.0}}, OTHER),
 )  # fmt: skip

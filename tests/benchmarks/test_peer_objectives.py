@@ -13,7 +13,7 @@ import pytest
 from benchmarks.peer_objectives.__main__ import main
 from benchmarks.peer_objectives.comparing import Case, Known, compared, difference
 from benchmarks.peer_objectives.loading import Checkout, statements
-from benchmarks.peer_objectives.ours import Outcome
+from benchmarks.peer_objectives.ours import Outcome, outcome
 from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
 
 WORDS = (
@@ -47,6 +47,20 @@ def test_a_peer_that_computes_the_same_is_equal() -> None:
     assert row.verdict == "equal"
     assert row.ours == pytest.approx(grpo(drawn(0)).loss, rel=1e-5)
     assert row.settings["std_eps"] == 1e-4
+
+
+def test_a_teacher_grades_every_sample_of_a_draw() -> None:
+    """Its gradient is that of the rise of each token's logprob from old to the teacher's."""
+    samples = drawn(0)
+    table = {"type": "on_policy_distillation"}
+    total = sum(row.sum() for row in samples.mask)
+    gradients = outcome(table, samples).gradients["logprobs"]
+    for i, mask in enumerate(samples.mask):
+        advantage = (samples.ref[i] - samples.old[i]) * mask
+        ratio = np.exp(samples.logprobs[i] - samples.old[i])
+        clipped = np.clip(ratio, 0.8, 1.2) * advantage < ratio * advantage
+        wanted = -advantage * ratio * (mask & ~clipped) / total
+        np.testing.assert_allclose(gradients[i], wanted, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("added", "clip"), [(1e-3, 0.2), (1e-4, 0.21)])

@@ -38,9 +38,14 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(keep=st.integers(1, 3), history=st.lists(SAVES, min_size=1, max_size=8))
+@given(
+    keep=st.integers(1, 3),
+    every=st.sampled_from([0, 2, 3]),
+    history=st.lists(SAVES, min_size=1, max_size=8),
+)
 @example(  # the best one's save fails, and the one before it had not moved `best` either
     keep=1,
+    every=0,
     history=[
         (1, True, None),
         (1, True, ("full", 17)),
@@ -50,6 +55,7 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_newest_and_the_best_that_were_saved_can_always_be_loaded(
     keep: int,
+    every: int,
     history: list[tuple[int, bool, tuple[str, int] | None]],
     make_state: MakeState,
     make_tensors: MakeTensors,
@@ -60,7 +66,9 @@ def test_the_newest_and_the_best_that_were_saved_can_always_be_loaded(
     saved: set[int] = set()  # the steps whose save ended well
     good: list[int] = []  # of these, those that were best when they were saved
     for steps, improved, fault in history:
-        store = CheckpointStore(root, CheckpointSettings(max_ckpt_num=keep))
+        store = CheckpointStore(
+            root, CheckpointSettings(max_ckpt_num=keep, save_steps=1, keep_steps=every)
+        )
         now += steps
         best = Best("m", 0.0, now) if improved else best
         kind, number = fault or ("killed", 10**6)
@@ -86,7 +94,9 @@ def test_the_newest_and_the_best_that_were_saved_can_always_be_loaded(
         assert all(info.complete for info in store.infos())
         if good:
             assert store.load("best").step == good[-1]
+        always = {step for step in saved if every and step % every == 0}
+        assert always <= set(store.steps())
         if ended:
-            assert len(store.steps()) <= keep + 1
+            assert len(store.steps()) <= keep + 1 + len(always)
         if not ended and kind == "killed":  # the next process goes on from what is there
             now, best = loaded.step, loaded.state.best

@@ -61,6 +61,36 @@ def test_the_newest_the_best_and_the_latest_are_kept(
     ]
 
 
+def test_checkpoints_of_the_steps_to_keep_are_never_removed(
+    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    kept = CheckpointSettings(max_ckpt_num=2, save_steps=2, keep_steps=4)
+    store = CheckpointStore(tmp_path / "kept", kept)
+    for step in range(2, 13, 2):
+        store.save(make_state(step), make_tensors(step), best=step == 6)
+    assert steps(store) == [4, 6, 8, 10, 12]
+    other = CheckpointStore(store.root, CheckpointSettings(max_ckpt_num=1))  # resumed without it
+    other.save(make_state(13, best=Best("m", 1.0, 6)), make_tensors(13))
+    assert steps(other) == [6, 13]
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "keep_steps", "said"),
+    [
+        (0, 20, "nothing saves at them: say save_steps too, 20 or a divisor of it"),
+        (20, 50, "no multiple of save_steps = 20.* take 40 or 60, or another save_steps"),
+        (20, 10, "no multiple of save_steps = 20.* take 20, or another save_steps"),
+    ],
+)
+def test_steps_to_keep_after_which_nothing_is_saved_are_refused(
+    save_steps: int, keep_steps: int, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        CheckpointSettings(save_steps=save_steps, keep_steps=keep_steps)
+    CheckpointSettings(save_steps=20, keep_steps=60)
+    CheckpointSettings(save_steps=20, keep_steps=20)
+
+
 def test_what_we_did_not_write_is_never_deleted(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:

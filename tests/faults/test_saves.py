@@ -54,6 +54,32 @@ def test_at_any_call_the_newest_whole_one_and_the_best_are_found(
         shutil.rmtree(root)
 
 
+def test_a_kill_loses_none_of_the_steps_to_keep_and_the_next_save_removes_the_others(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """Steps 1, the best, to 4 with keep_steps = 2: the save of 5 removes 3 alone."""
+    begun = tmp_path / "begun"
+    for step in (1, 2, 3, 4):
+        assert save(str(begun), step, best=1, keep_steps=2) == 0
+
+    def run(number: int) -> tuple[Path, Ended]:
+        root = shutil.copytree(begun, tmp_path / str(number))
+        fault = Fault(Kind.KILL, number, number)
+        return root, machine.call(SAVE, [str(root), 5, 1, 2], root, fault)
+
+    root, whole = run(0)
+    assert store_in(root).steps() == [1, 2, 4, 5]
+    for number in range(1, len(whole.names) + 1):
+        root, ended = run(number)
+        assert ended.status == -9
+        assert {1, 2, 4} <= set(store_in(root).steps())
+        assert loads(root, 4) or loads(root, 5)
+        assert save(str(root), 6, best=1, keep_steps=2) == 0
+        left = ["best", "latest", *(f"step-00000{step}" for step in (1, 2, 4, 6))]
+        assert sorted(path.name for path in root.iterdir()) == left
+        shutil.rmtree(root)
+
+
 @pytest.mark.parametrize("kind", [Kind.SHORT, Kind.SLOW], ids=["short writes", "slow disk"])
 def test_short_writes_and_a_slow_disk_change_nothing(
     kind: Kind, begun: Path, machine: Machine

@@ -67,6 +67,7 @@ class Case(NamedTuple):
     targets: str = ""  # of the adapter, with + between them; it has no dropout then
     frozen: bool = False  # the routers are
     updates: int = UPDATES
+    ratio: float = 1.0  # loraplus_lr_ratio
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -187,7 +188,8 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
-    wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}
+    wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer}
+    wanted |= {"loraplus_lr_ratio": case.ratio, **settings}
     all_settings = LearnerSettings(**wanted)
     if case.kind == "reward":
         return ScoreLearner("reward_model", backbone, "at", all_settings, 100)

@@ -14,9 +14,12 @@ FAILED = 3  # exit codes of `save`
 UNTIDY = 4
 
 
-def store_in(root: Path) -> CheckpointStore:
-    """Keeps one checkpoint beside the best: each save has something to remove."""
-    return CheckpointStore(root, CheckpointSettings(max_ckpt_num=1))
+def store_in(root: Path, keep_steps: int = 0) -> CheckpointStore:
+    """Keeps one checkpoint beside the best, and those of keep_steps: each save has something to
+    remove.
+    """
+    settings = CheckpointSettings(max_ckpt_num=1, save_steps=1, keep_steps=keep_steps)
+    return CheckpointStore(root, settings)
 
 
 def tensors(step: int) -> dict[str, dict[str, Tensor]]:
@@ -40,10 +43,10 @@ def state(step: int, best: int) -> RunState:
     )
 
 
-def save(root: str, step: int, best: int) -> int:
+def save(root: str, step: int, best: int, keep_steps: int = 0) -> int:
     """Saves `step`, which is the best where it equals `best`."""
     try:
-        store_in(Path(root)).save(state(step, best), tensors(step), best=step == best)
+        store_in(Path(root), keep_steps).save(state(step, best), tensors(step), best=step == best)
     except SaveFailed as error:
         print(error)
         return FAILED

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from postgrad.learner.optimizer import MasterOptimizer, is_hidden_matrix
-from postgrad.learner.settings import LearnerSettings, is_matrix
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.settings import LearnerSettings, is_hidden_matrix, is_matrix
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
@@ -45,16 +45,15 @@ def test_a_bias_of_each_expert_and_a_norm_of_each_head_do_not_decay(
 
 
 def test_matrices_of_layers_experts_and_adapters_decay() -> None:
-    two, three = torch.zeros(4, 4), torch.zeros(2, 4, 4)
     inside = "model.layers.0."
     for name in ("self_attn.q_proj.weight", "self_attn.q_proj.lora_A.weight"):
         assert is_matrix(inside + name, 2)
-        assert is_hidden_matrix(inside + name, two)
+        assert is_hidden_matrix(inside + name, 2)
     experts = inside + "mlp.experts"
     assert is_matrix(f"{experts}.gate_up_proj", 3)
-    assert not is_hidden_matrix(f"{experts}.gate_up_proj", three)
+    assert not is_hidden_matrix(f"{experts}.gate_up_proj", 3)
     assert is_matrix(f"{experts}.base_layer.lora_A.weight", 2)
-    assert not is_hidden_matrix(f"{experts}.base_layer.lora_A.weight", two)
+    assert not is_hidden_matrix(f"{experts}.base_layer.lora_A.weight", 2)
     assert is_matrix("model.embed_tokens.weight", 2)
-    assert not is_hidden_matrix("model.embed_tokens.weight", two)
+    assert not is_hidden_matrix("model.embed_tokens.weight", 2)
     assert not is_matrix(inside + "input_layernorm.weight", 1)

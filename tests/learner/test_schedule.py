@@ -4,14 +4,17 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.optimization import get_wsd_schedule
 
 from postgrad.core.errors import UsageError
 from postgrad.learner.settings import (
     LearnerSettings,
+    decay_updates,
     learning_rate,
-    shortened_warmup,
+    shortened,
     warmup_updates,
 )
 
@@ -28,8 +31,8 @@ def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
 def test_a_warm_up_longer_than_the_run_rises_until_the_last_update():
     assert rates(2, warmup_updates=4) == [0.5, 1.0]
     short = LearnerSettings(warmup_updates=4)
-    assert "more than the 3 updates of the run" in str(shortened_warmup(short, 3))
-    assert shortened_warmup(short, 4) is None
+    assert "more than the 3 updates of the run" in str(shortened(short, 3))
+    assert shortened(short, 4) is None
 
 
 def test_linear_would_reach_its_floor_one_update_after_the_last():
@@ -45,12 +48,62 @@ def test_cosine_would_reach_its_floor_one_update_after_the_last():
     )
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_with_a_decay_the_rate_stays_until_the_last_updates():
+    line = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert rates(9, schedule="linear", warmup_updates=2, decay_updates=4) == line
+    assert rates(9, schedule="linear", warmup_ratio=0.2, decay_ratio=0.4) == line  # of 1.8, of 3.6
+    floor = [1.0, 1.0, 1.0, 1.0, 0.875, 0.75, 0.625]
+    assert rates(7, schedule="linear", decay_updates=4, min_lr_ratio=0.5) == floor
+    assert rates(6, schedule="cosine", decay_updates=4) == pytest.approx(
+        [1.0, 1.0, 1.0, 0.853553, 0.5, 0.146447], abs=1e-6
+    )
+    assert rates(6, schedule="1-sqrt", decay_updates=4, min_lr_ratio=0.2) == pytest.approx(
+        [1.0, 1.0, 1.0, 0.6, 0.434315, 0.307180],
+        abs=1e-6,  # 0.2 + 0.8 * (1 - sqrt(p))
+    )
+
+
+def test_a_decay_that_is_no_shorter_than_what_follows_the_warm_up_changes_nothing():
+    for schedule in ("linear", "cosine", "1-sqrt"):
+        whole = rates(7, schedule=schedule, warmup_updates=2)
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=5) == whole
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=50) == whole
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_ratio=1.0) == whole
+    long = LearnerSettings(schedule="linear", warmup_updates=2, decay_updates=6)
+    assert "more than the 7 updates of the run after 2 of warm-up" in str(shortened(long, 7))
+    assert shortened(long, 8) is None
+    assert shortened(LearnerSettings(schedule="linear", decay_ratio=1.0), 7) is None
+
+
+def test_a_share_of_all_updates_in_which_the_rate_falls_is_rounded_up():
+    for share, total, wanted in ((0.1, 100, 10), (0.07, 100, 7), (0.1, 5, 1), (0.03, 101, 4)):
+        settings = LearnerSettings(schedule="linear", decay_ratio=share)
+        assert decay_updates(settings, total) == wanted
+    halves = LearnerSettings(schedule="linear", warmup_ratio=0.5, decay_ratio=0.5)
+    assert (warmup_updates(halves, 5), decay_updates(halves, 5)) == (3, 2)
+    LearnerSettings(schedule="linear", warmup_ratio=0.7, decay_ratio=0.3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"decay_updates": 5, "decay_ratio": 0.1}, r"updates = 5 and decay_ratio = 0\.1 both"),
+        ({"schedule": "constant", "decay_ratio": 0.1}, r'"constant" does not fall: set schedule'),
+        ({"schedule": "constant", "decay_updates": 3}, r"decay_updates = 3 says how long"),
+        ({"warmup_ratio": 0.6, "decay_ratio": 0.5}, "more than the whole run together"),
+    ],
+)
+def test_a_decay_that_cannot_be_is_refused(settings, said):
+    with pytest.raises(UsageError, match=said):
+        LearnerSettings(**{"schedule": "linear", **settings})
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "1-sqrt"])
 def test_a_run_of_one_update_trains_at_the_whole_rate(schedule):
     assert rates(1, schedule=schedule) == [1.0]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "1-sqrt"])
 def test_a_run_longer_than_its_horizon_stays_at_the_floor(schedule):
     settings = LearnerSettings(lr=1.0, schedule=schedule, min_lr_ratio=0.1)
     assert [learning_rate(settings, update, 10) for update in (10, 11, 20)] == pytest.approx(
@@ -74,12 +127,19 @@ def test_a_warm_up_is_stated_once():
     total=st.integers(1, 500),
     share=st.floats(0.0, 0.9),
     least=st.floats(0.0, 1.0),
-    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    decay=st.integers(0, 500),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "1-sqrt"]),
 )
 def test_every_update_of_a_run_moves_and_none_after_warm_up_is_faster_than_the_last(
-    total, share, least, schedule
+    total, share, least, decay, schedule
 ):
-    settings = LearnerSettings(lr=1.0, warmup_ratio=share, min_lr_ratio=least, schedule=schedule)
+    settings = LearnerSettings(
+        lr=1.0,
+        warmup_ratio=share,
+        min_lr_ratio=least,
+        schedule=schedule,
+        decay_updates=0 if schedule == "constant" else decay,
+    )
     found = [learning_rate(settings, update, total) for update in range(total)]
     warm = found[max(0, warmup_updates(settings, total) - 1) :]
     assert min(found) > 0
@@ -97,6 +157,31 @@ def test_the_way_down_is_that_of_transformers(total, warmup):
         for schedule, left in wanted.items():
             made = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
             assert learning_rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)
+
+
+@given(
+    stages=st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40)),
+    least=st.floats(0.0, 1.0),
+    schedule=st.sampled_from(["linear", "cosine", "1-sqrt"]),
+)
+def test_stable_and_decaying_updates_are_those_of_transformers(stages, least, schedule):
+    """get_wsd_schedule; its warm-up begins at min_lr_ratio, ours at 1 / W."""
+    warmup, stable, decay = stages
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_wsd_schedule(
+        optimizer, warmup, decay, num_stable_steps=stable, decay_type=schedule, min_lr_ratio=least
+    ).lr_lambdas[0]
+    settings = LearnerSettings(
+        lr=1.0,
+        schedule=schedule,
+        warmup_updates=warmup,
+        decay_updates=decay,
+        min_lr_ratio=least,
+    )
+    total = warmup + stable + decay
+    for update in range(warmup, total + 3):
+        found = learning_rate(settings, update, total)
+        assert found == pytest.approx(theirs(update), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 1.0), (1.5, 0.9), (-0.1, 0.9)])

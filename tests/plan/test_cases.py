@@ -218,6 +218,18 @@ def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() 
     assert rows["learning_rate_horizon"] == [
         "100", "updates = total_updates; down a cosine to 0 of the rate after 5 of warm-up",
     ]  # fmt: skip
+    stable = with_overrides(recipe, ["--learner.decay_ratio", "0.2"])
+    rows_of = {row[0]: row[1:] for row in Page(outlook(stable, facts), ()).batch_rows()}
+    assert rows_of["learning_rate_horizon"][1] == (
+        "updates = total_updates; down a cosine to 0 of the rate in the last 20 after 5 of warm-up"
+    )
+    keeping = with_overrides(
+        recipe, ["--checkpoint.save_steps", "5", "--checkpoint.keep_steps", "20"]
+    )
+    rows_of = {row[0]: row[1:] for row in Page(outlook(keeping, facts), ()).batch_rows()}
+    assert rows_of["checkpoints"][1] == (
+        "in all = steps / 5 (save_steps); up to 8 are kept at a time (max_ckpt_num, keep_steps)"
+    )
     assert rows["checkpoints"][0] == "1"
     assert all(row[1] for row in rows.values())
 

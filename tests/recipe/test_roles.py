@@ -60,6 +60,10 @@ REFUSED = {
         PPO + "\n[learner]\nwarmup_updates = 3\nwarmup_ratio = 0.1\n",
         "warmup_updates = 3 and warmup_ratio = 0.1 both say",
     ),
+    "a learning rate of B without an adapter": (
+        PPO + "\n[learner]\nloraplus_lr_ratio = 16.0\n",
+        "is of an adapter's B, and nothing trains as an adapter: give [model.lora]",
+    ),
     "a key of the critic": (
         PPO + "\n[critic.learner]\nlrr = 1e-3\n",
         "recipe.toml:22: unknown key 'critic.learner.lrr': did you mean 'critic.learner.lr'?",
@@ -208,6 +212,19 @@ def test_a_critic_that_says_how_it_warms_up_does_not_take_over_the_other_way(
     both = load_recipe(write(text=PPO + "\n[learner]\nwarmup_ratio = 0.3\n"))
     assert both.critic.learner.warmup_ratio == 0.3  # pyright: ignore[reportAttributeAccessIssue]
     assert parse_recipe(recipe.dump()) == recipe
+
+
+def test_a_critic_that_says_how_its_rate_falls_does_not_take_over_the_other_way(
+    write: Callable[..., Path],
+) -> None:
+    text = PPO + '\n[learner]\nschedule = "linear"\ndecay_ratio = 0.3\n[critic.learner]\n'
+    said = ("decay_updates = 3", 'schedule = "constant"', 'schedule = "cosine"')
+    decays = {
+        line: load_recipe(write(text=text + line)).critic.learner  # pyright: ignore[reportAttributeAccessIssue]
+        for line in said
+    }
+    found = [(decays[line].decay_updates, decays[line].decay_ratio) for line in said]
+    assert found == [(3, 0.0), (0, 0.0), (0, 0.3)]
 
 
 def test_four_bits_under_an_adapter_are_taken_over_by_a_critic(write: Callable[..., Path]) -> None:

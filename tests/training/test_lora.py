@@ -117,6 +117,28 @@ def test_training_changes_the_adapter_alone(
 
 
 @pytest.mark.slow
+def test_b_at_a_rate_of_its_own_goes_on_with_the_same_bits_after_a_kill(
+    make_recipe: Any, console: Console, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B is zero at the start, so that the first update moves it alone, by the rate of B."""
+    learner = {"lr": 1e-3, "loraplus_lr_ratio": 8.0, "threads": 1}
+    same = {"model": adapted(models), "checkpoint": {"save_steps": 1, "max_ckpt_num": 9}}
+    whole = make_recipe("sft", "whole", learner=learner, **same)
+    killed = make_recipe("sft", "killed", learner=learner, **same)
+    plain = make_recipe("sft", "plain", learner=learner | {"loraplus_lr_ratio": 1.0}, **same)
+    train(whole, console)
+    train(plain, console)
+    train_until_killed(monkeypatch, SFTJob, 1, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    first, other = tensors(whole.run_dir, 1), tensors(plain.run_dir, 1)
+    for name in (name for name in first if name.startswith("policy.weights/")):
+        ratio = 8.0 if "lora_B" in name else 1.0
+        torch.testing.assert_close(first[name], other[name] * ratio)
+    assert {line["policy/lr"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")} == {1e-3}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_engine_samples_with_the_merged_weights(
     dora: bool, make_recipe: Any, console: Console, models: Any, seen: list[Any]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.runs import lines, tensors
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from postgrad.observe.console import Console
+from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
 from training.test_ppo import PPO
 
@@ -59,6 +60,49 @@ def test_a_resume_on_the_same_schedule_tells_of_no_jump(make_recipe: Any, consol
     train(linear, console)
     resume(Path(linear.run_dir), [], [], console)
     assert told(constant.run_dir) == told(linear.run_dir) == []
+
+
+def _rates(run_dir: str) -> list[float]:
+    return [line["policy/lr"] for line in lines(Path(run_dir) / "metrics.jsonl")]
+
+
+def test_a_resume_in_the_decay_is_the_run_that_was_not_interrupted(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = {"lr": 1e-2, "schedule": "1-sqrt", "threads": 1, "decay_ratio": 0.6}
+    same = {"learner": learner, "steps": 5, "checkpoint": {"save_steps": 1}}
+    whole, killed = make_recipe("sft", "whole", **same), make_recipe("sft", "killed", **same)
+    train(whole, console)
+    train_until_killed(monkeypatch, SFTJob, 3, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 5)
+    falling = [1e-2 * (1 - (n / 3) ** 0.5) for n in range(3)]
+    assert _rates(killed.run_dir) == pytest.approx([1e-2, 1e-2, *falling])
+    assert told(killed.run_dir) == []
+
+
+def test_a_longer_resume_in_the_decay_goes_back_to_the_whole_rate(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four updates, the last two of them falling; with eight it is the last two of those. A resume
+    before the decay of both has no jump.
+    """
+    learner = {"lr": 1e-2, "schedule": "linear", "threads": 1, "decay_updates": 2}
+    same = {"learner": learner, "checkpoint": {"save_steps": 1}}
+    recipe = make_recipe("sft", steps=4, **same)
+    train(recipe, console)
+    assert _rates(recipe.run_dir) == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
+    resume(Path(recipe.run_dir), ["--steps", "8"], [], console)
+    assert _rates(recipe.run_dir)[4:] == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
+    assert told(recipe.run_dir) == [
+        "policy: the learning rate jumps at update 5, from 0 by the schedule of 4 updates to "
+        "0.01 by that of 8",
+    ]
+    stable = make_recipe("sft", "stable", steps=6, **same)
+    train_until_killed(monkeypatch, SFTJob, 2, stable, console)
+    resume(Path(stable.run_dir), ["--steps", "4"], [], console)
+    assert _rates(stable.run_dir) == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
+    assert told(stable.run_dir) == []
 
 
 @pytest.mark.slow

@@ -65,6 +65,92 @@ def test_trl_s_other_settings_of_a_schedule_are_lost() -> None:
         ("lr_scheduler_kwargs", {"num_cycles": 2})]  # fmt: skip
 
 
+def test_trl_s_warm_up_stable_decay_falls_in_its_last_updates() -> None:
+    words = [*TRL, "--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", "10",
+             "--lr_scheduler_kwargs"]  # fmt: skip
+    found = translate("trl", [*words, '{"num_decay_steps": 40, "min_lr_ratio": 0.1}'])
+    assert not found.draft.missing
+    named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
+    assert [found.recipe["learner"][key] for key in named] == ["cosine", 10, 40, 0.1]
+    line = learner("trl", *words, '{"num_decay_steps": 40, "decay_type": "1-sqrt"}')
+    assert [line.get(key) for key in named] == ["1-sqrt", 10, 40, None]
+    lost = '{"num_decay_steps": 40, "num_stable_steps": 9, "warmup_type": "cosine"}'
+    (entry,) = translate("trl", [*words, lost]).draft.missing
+    assert entry.name == "lr_scheduler_kwargs"
+    assert entry.value == {"num_stable_steps": 9, "warmup_type": "cosine"}
+
+
+def test_prime_rl_s_line_falls_in_its_last_steps() -> None:
+    words = ["rl", "--model.name", "m", "--max_steps", "100", "--trainer.optim.lr", "1e-5",
+             "--trainer.scheduler.type", "linear"]  # fmt: skip
+    found = translate("prime-rl", words, devices=1)
+    named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
+    assert [found.recipe["learner"].get(key) for key in named] == ["linear", 10, 10, None]
+    assert "prime-rl's default" in comment(found, "decay_updates")
+    assert not [entry for entry in found.draft.missing if "scheduler" in entry.name]
+    stated = [*words, "--trainer.scheduler.decay_steps", "20", "--trainer.scheduler.min_lr", "1e-6"]
+    assert [learner("prime-rl", *stated).get(key) for key in named] == ["linear", 10, 20, 0.1]
+    never = learner("prime-rl", *words, "--trainer.scheduler.decay_steps", "0")
+    assert [never.get(key) for key in named] == [None, 10, None, None]
+
+
+def test_megatron_s_schedule_falls_in_its_last_steps() -> None:
+    optim = "actor_rollout_ref.actor.optim."
+    words = [*VERL, "model_engine=megatron", f"{optim}lr=1e-6", f"{optim}min_lr=1e-7",
+             f"{optim}lr_warmup_steps=10", f"{optim}lr_wsd_decay_steps=20"]  # fmt: skip
+    style = f"{optim}lr_wsd_decay_style"
+    found = translate("verl", [*words, f"{optim}lr_decay_style=WSD", f"{style}=minus_sqrt"])
+    named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
+    assert [found.recipe["learner"][key] for key in named] == ["1-sqrt", 40, 80, 0.1]
+    assert comment(found, "decay_updates") == "20 steps of 4 updates"
+    assert not [entry for entry in found.draft.missing if "wsd" in entry.name]
+    default = translate("verl", [*words, f"{optim}lr_decay_style=WSD"])
+    assert default.recipe["learner"]["schedule"] == "linear"
+    assert "2 * 0.5^p - 1" in default.text
+    other = translate("verl", [*words, f"{optim}lr_decay_style=linear", f"{style}=cosine"])
+    assert "decay_updates" not in other.recipe["learner"]
+    assert {f"{optim}lr_wsd_decay_steps", style} <= {entry.name for entry in other.draft.needless}
+    critic = translate("verl", [*words, f"{optim}lr_decay_style=WSD",
+                       "critic.optim.lr_decay_style=linear"]).recipe["critic"]  # fmt: skip
+    assert critic["learner"]["decay_updates"] == 0  # it does not take the policy's over
+    section = "policy.megatron_cfg."
+    nemo = [*NEMO, f"{section}enabled=true", f"{section}optimizer.lr=1e-6",
+            f"{section}scheduler.lr_decay_style=WSD", f"{section}scheduler.lr_wsd_decay_iters=5",
+            f"{section}scheduler.lr_wsd_decay_style=cosine"]  # fmt: skip
+    found = translate("nemo-rl", nemo, devices=1)
+    assert found.recipe["learner"]["schedule"] == "cosine"
+    assert found.recipe["learner"]["decay_updates"] == 10  # two updates a step
+
+
+def test_verl_s_older_trainer_of_sft_falls_in_the_last_tenth() -> None:
+    words = ["sft", "model.path=m", "data.train_files=d", "trainer.n_gpus_per_node=1",
+             "optim.lr_scheduler=wsd", "optim.lr_warmup_steps_ratio=0.1"]  # fmt: skip
+    found = learner("verl", *words)
+    assert (found["schedule"], found["decay_ratio"], found["warmup_ratio"]) == ("cosine", 0.09, 0.1)
+
+
+def test_nemo_rl_s_list_falls_behind_a_constant() -> None:
+    torch = "torch.optim.lr_scheduler."
+    parts = {
+        "0": {"name": f"{torch}LinearLR", "kwargs.start_factor": 0.1, "kwargs.total_iters": 2},
+        "1": {"name": f"{torch}ConstantLR", "kwargs.factor": 1.0},
+        "2": {"name": f"{torch}LinearLR", "kwargs.start_factor": 1.0, "kwargs.end_factor": 0.1,
+              "kwargs.total_iters": 3},
+    }  # fmt: skip
+
+    def of() -> dict[str, Any]:
+        words = [f"policy.scheduler.{number}.{key}={value}" for number, part in parts.items()
+                 for key, value in part.items()]  # fmt: skip
+        found = translate("nemo-rl", [*NEMO, *words], devices=1)
+        assert not [entry for entry in found.draft.missing if "scheduler" in entry.name]
+        return found.recipe["learner"]
+
+    named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
+    assert [of()[key] for key in named] == ["linear", 4, 6, 0.1]  # two updates a step
+    parts["2"] = {"name": f"{torch}CosineAnnealingLR", "kwargs.T_max": 4}
+    assert [of().get(key) for key in named] == ["cosine", 4, 8, None]
+
+
 def test_verl_counts_warm_ups_in_steps_of_several_updates() -> None:
     options = ["actor_rollout_ref.actor.optim.lr_warmup_steps=10", "critic.optim.lr_warmup_steps=3"]
     found = translate("verl", [*VERL, *options])  # four updates of 16 prompts a step

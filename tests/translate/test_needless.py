@@ -120,7 +120,6 @@ REASONS = {
         loss_fn.force_on_policy_ratio grpo.skip_reference_policy_logprobs_calculation""",
     "checkpoints are written behind the run, each complete": """
         checkpoint.* checkpointing.model_save_format checkpointing.save_consolidated
-        checkpointing.ft_save_period checkpointing.ft_keep_latest_k
         orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
         use_bnb_nested_quant bnb_4bit_quant_type""",
@@ -291,7 +290,7 @@ REASONS = {
         override_ddp_config.* override_mcore_model_config seed use_dist_checkpointing
         use_mbridge vanilla_mbridge""",
     "of schedules and optimizers: numbers of a step that cost nothing": """
-        foreach fused lr_decay_steps lr_min lr_wsd_decay_steps lr_wsd_decay_style
+        foreach fused lr_decay_steps lr_min
         main_grads_dtype master_weights min_lr_factor num_cycles optimizer_impl
         total_training_steps use_checkpoint_opt_param_scheduler weight_decay_incr_style
         zero_indexed_step""",

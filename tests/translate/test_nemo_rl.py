@@ -430,3 +430,18 @@ def test_ranks_share_the_experts_of_a_model_that_reads_images() -> None:
     found = of("policy.model_name=Qwen/Qwen3.6-35B-A3B", f"{size}=4", one)
     assert found.problem is None
     assert found.recipe["learner"]["expert_parallel"] == 4
+
+
+def test_checkpoints_against_failures_are_saved_between_those_that_stay() -> None:
+    place = "checkpointing."
+    oftener = [f"{place}save_period=100", f"{place}ft_save_period=20", f"{place}ft_keep_latest_k=2"]
+    saves = of(*oftener, f"~{place}keep_top_k").recipe["checkpoint"]
+    assert [saves[key] for key in ("save_steps", "keep_steps", "max_ckpt_num")] == [20, 100, 2]
+    best = of(*oftener, f"{place}keep_top_k=3")
+    saves = best.recipe["checkpoint"]
+    assert (saves["save_steps"], saves["max_ckpt_num"]) == (20, 2)
+    assert "keep_steps" not in saves
+    assert "there the 3 best of every 100 steps too" in best.text
+    odd = of(f"{place}save_period=100", f"{place}ft_save_period=30", f"{place}ft_keep_latest_k=2")
+    assert odd.recipe["checkpoint"]["save_steps"] == 10
+    assert "there every 100 and every 30" in odd.text

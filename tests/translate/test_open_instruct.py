@@ -72,9 +72,14 @@ def test_a_final_rate_belongs_to_linear_schedules() -> None:
     assert "min_lr_ratio" not in cosine.recipe["learner"]
 
 
-def test_all_checkpoints_kept_is_said_to_be_another_number_here() -> None:
-    found = of("--keep_last_n_checkpoints", "-1")
-    assert [one.name for one in found.draft.missing] == ["keep_last_n_checkpoints"]
+def test_all_checkpoints_are_kept_where_steps_save_them() -> None:
+    sft = ["sft", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
+    by_steps = [*sft, "--keep_last_n_checkpoints", "-1", "--checkpointing_steps", "500"]
+    saves = translate("open-instruct", by_steps).recipe["checkpoint"]
+    assert (saves["save_steps"], saves["keep_steps"]) == (500, 500)
+    by_epochs = [*by_steps[:-1], "epoch"]
+    found = translate("open-instruct", by_epochs)
+    assert [option.name for option in found.draft.missing] == ["keep_last_n_checkpoints"]
 
 
 def test_checkpoints_after_each_epoch_are_here_too() -> None:

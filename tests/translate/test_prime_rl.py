@@ -417,3 +417,14 @@ def test_offloaded_activations_are_inputs_of_layers_in_the_hosts_memory(tmp_path
         assert found.recipe["model"]["gradient_checkpointing"] == "offload"
         assert missing(found) == set()
     assert of(tmp_path, max_steps=10, **group).recipe["model"]["gradient_checkpointing"] is True
+
+
+def test_checkpoints_that_are_kept_for_ever_are_kept_here(tmp_path: Path) -> None:
+    words = {"ckpt.interval": 20, "ckpt.keep_last": 2}
+    found = of(tmp_path, max_steps=100, **words, **{"ckpt.keep_interval": 60})
+    saves = found.recipe["checkpoint"]
+    assert [saves[key] for key in ("save_steps", "max_ckpt_num", "keep_steps")] == [20, 2, 60]
+    assert not [option for option in found.draft.missing if "ckpt" in option.name]
+    some = of(tmp_path, max_steps=100, **words, **{"ckpt.keep_interval": 50})
+    assert some.recipe["checkpoint"]["keep_steps"] == 100  # of 50 and 100 the latter alone is saved
+    assert "every 50 there, as far as they are saved" in some.text

@@ -136,9 +136,12 @@ def test_steps_below_one_are_a_share_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1"])
-def test_no_limit_of_checkpoints_is_said_to_be_none(limit: str) -> None:
-    found = of("--save_total_limit", limit)
-    assert missing(found) == {"save_total_limit"}
+def test_without_a_limit_of_checkpoints_all_are_kept(limit: str) -> None:
+    found = of("--save_total_limit", limit, "--save_steps", "50")
+    assert missing(found) == set()
+    assert found.recipe["checkpoint"]["keep_steps"] == found.recipe["checkpoint"]["save_steps"]
+    epochs = of("--save_total_limit", limit, "--save_strategy", "epoch")
+    assert missing(epochs) == {"save_total_limit"}
     assert of("--save_total_limit", "2").recipe["checkpoint"]["max_ckpt_num"] == 2
 
 

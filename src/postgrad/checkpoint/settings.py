@@ -10,13 +10,15 @@ from postgrad.core.settings import Settings
 class CheckpointSettings(Settings):
     """When to save, how many checkpoints to keep, and which one is best.
 
-    The newest `max_ckpt_num` checkpoints are kept, and always the best and the latest one.
+    The newest `max_ckpt_num` checkpoints are kept, and always the best and the latest one, and
+    those of every `keep_steps` steps.
     """
 
     save_steps: int = Field(default=0, ge=0)  # 0: not by steps
     save_minutes: float = Field(default=0.0, ge=0.0)  # 0: not by the clock
     save_epochs: int = Field(default=0, ge=0)  # after so many passes over the data; 0: not by them
     max_ckpt_num: int = Field(default=3, ge=1)  # the newest so many are kept
+    keep_steps: int = Field(default=0, ge=0)  # those of multiples of it are never removed; 0: none
     load_checkpoint: bool = True  # continue where run_dir already holds this run
     ckpt_path: str | None = None  # default: run_dir/checkpoints
     best_metric: str | None = None  # such as "eval/accuracy"
@@ -31,6 +33,32 @@ class CheckpointSettings(Settings):
     # A repository of the hub, "org/name", for run_dir/model with its card at the end; "": none.
     push_to_hub: str = Field(default="", pattern=r"^([\w.-]+(/[\w.-]+)?)?$")
     push_private: bool = False  # where that repository is made: a private one
+
+    @model_validator(mode="after")
+    def _steps_to_keep(self) -> Self:
+        if not self.keep_steps:
+            return self
+        if not self.save_steps:
+            raise ValueError(
+                f"keep_steps = {self.keep_steps} keeps the checkpoints of these steps, and nothing "
+                f"saves at them: say save_steps too, {self.keep_steps} or a divisor of it"
+            )
+        if self.keep_steps % self.save_steps:
+            most = self.keep_steps - self.keep_steps % self.save_steps
+            nearest = [str(n) for n in (most, most + self.save_steps) if n]
+            raise ValueError(
+                f"keep_steps = {self.keep_steps} is no multiple of save_steps = {self.save_steps}, "
+                f"so that no checkpoint is saved after some of these steps: take "
+                f"{' or '.join(nearest)}, or another save_steps"
+            )
+        return self
+
+    def most_kept(self, steps: int) -> int:
+        """How many checkpoints a run of `steps` steps keeps at a time, at most: the newest, the
+        best, and those that are never removed.
+        """
+        always = steps // self.keep_steps if self.keep_steps else 0
+        return self.max_ckpt_num + (self.best_metric is not None) + always
 
     @model_validator(mode="after")
     def _model_to_push(self) -> Self:

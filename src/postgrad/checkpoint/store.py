@@ -271,6 +271,8 @@ class CheckpointStore:
                 write_text(self.root / name, f"{paths[step].name}\n")
         ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
         keep = {step for step in (latest, best) if step is not None}
+        if every := self._settings.keep_steps:
+            keep |= {step for step in ours if step % every == 0}
         for step in surplus(ours, self._settings.max_ckpt_num, keep):
             files.discard(ours[step], step)
 
@@ -342,7 +344,8 @@ def _pending(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def surplus(steps: Iterable[int], keep: int, always: Collection[int]) -> list[int]:
-    """The steps to delete: all but the `keep` newest and those in `always` (best and latest).
+    """The steps to delete: all but the `keep` newest and those in `always` (best, latest, and those
+    of keep_steps).
 
     A best checkpoint is never pushed out by newer ones (OpenRLHF#506), and does not take the place
     of one of the newest.

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from postgrad.learner.settings import LearnerSettings, is_matrix
+from postgrad.learner.settings import LearnerSettings, is_matrix, rate_ratio
 from postgrad.ops.quantization import CHUNK, WIDE_BLOCK, dequantize_8bit, quantize_8bit
 from postgrad.parallel.sharding import TensorPiece
 
@@ -65,9 +65,10 @@ class EightBitAdamW:
             rows = max(1, CHUNK // weight.shape[1])
             for start in range(0, len(weight), rows):
                 part = slice(start, start + rows)
-                parts = {name: tensor[part] for name, tensor in state.items()}
+                parts = {kept: tensor[part] for kept, tensor in state.items()}
                 assert weight.grad is not None
-                self._move(weight[part], weight.grad[part], parts, rate, number)
+                own_rate = rate * rate_ratio(self._settings, name)
+                self._move(weight[part], weight.grad[part], parts, own_rate, number)
 
     def _move(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], rate: float, number: int

@@ -1,7 +1,6 @@
 """Master weights and their optimizers, AdamW and Muon. All state is named tensors."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,12 @@ from torch.distributed.tensor import DTensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
-from postgrad.learner.settings import LearnerSettings, is_matrix
+from postgrad.learner.settings import (
+    LearnerSettings,
+    is_hidden_matrix,
+    is_matrix,
+    rate_ratio,
+)
 from postgrad.models.linear import add_narrow, sum_gradients_in
 from postgrad.ops.orthogonal import orthogonalised
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -21,20 +25,9 @@ from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whol
 Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
 
 ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
-# In a decoder's layer, but not A and B of all experts, which are 2-D.
-_HIDDEN = re.compile(r"(^|\.)layers\.\d+\.(?!(.*\.)?experts(\.base_layer)*\.lora_[AB]\.)")
 
 UPDATES = "updates"  # a number of the state, which belongs to no weight
 ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
-
-
-def is_hidden_matrix(name: str, weight: Tensor) -> bool:
-    """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
-
-    Embeddings and heads lie outside; norms and biases are no matrices; those of an adapter on
-    experts are many in one, and AdamW trains them as it does experts.
-    """
-    return weight.ndim == 2 and is_matrix(name, weight.ndim) and bool(_HIDDEN.search(name))
 
 
 class Muon:
@@ -72,7 +65,8 @@ class Muon:
             if name not in self.momentum:
                 self.momentum[name] = torch.zeros_like(weight)
             momentum = self.momentum[name].lerp_(weight.grad, 1.0 - settings.muon_momentum)
-            weight.mul_(1.0 - rate * settings.weight_decay)
+            own_rate = rate * rate_ratio(settings, name)
+            weight.mul_(1.0 - own_rate * settings.weight_decay)
             if moving:
                 ahead = momentum
                 if settings.muon_nesterov:
@@ -80,7 +74,7 @@ class Muon:
                 matrix, piece = self._gather(name, ahead) if self._gather else (ahead, WHOLE)
                 size = ADAMW_RMS * math.sqrt(max(matrix.shape))
                 direction = piece.of(orthogonalised(matrix, settings.muon_ns_steps))
-                weight.add_(direction, alpha=-rate * size)
+                weight.add_(direction, alpha=-own_rate * size)
 
 
 class MasterOptimizer:
@@ -112,7 +106,7 @@ class MasterOptimizer:
         self._working = {name: p for name, p in named if p.requires_grad}
         self.pieces = {name: piece_of(name, p, ranks) for name, p in self._working.items()}
         self.master = {name: self._master_of(p) for name, p in self._working.items()}
-        matrices = {name: p for name, p in self.master.items() if is_hidden_matrix(name, p)}
+        matrices = {name: p for name, p in self.master.items() if is_hidden_matrix(name, p.ndim)}
         if settings.optimizer == "muon" and not matrices:
             raise UsageError(
                 'learner.optimizer = "muon" finds no matrix in a decoder layer to train among '
@@ -126,12 +120,15 @@ class MasterOptimizer:
         self._moments |= dict.fromkeys(self._muon.weights, MUON)
         self._moments |= dict.fromkeys(quantized, eight_bits.STATE)
         rest = {name: p for name, p in self.master.items() if self._moments[name] == ADAMW}
-        decayed = [p for name, p in rest.items() if is_matrix(name, p.ndim)]
-        plain = [p for name, p in rest.items() if not is_matrix(name, p.ndim)]  # norms and biases
+        groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): []}
+        for name, p in rest.items():
+            kind = is_matrix(name, p.ndim), rate_ratio(settings, name)
+            groups.setdefault(kind, []).append(p)
+        decay = {True: settings.weight_decay, False: 0.0}  # norms and biases do not decay
         self._adamw = torch.optim.AdamW(
             [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
+                {"params": params, "weight_decay": decay[matrices], "ratio": ratio}
+                for (matrices, ratio), params in groups.items()
             ],
             lr=settings.lr,
             betas=settings.betas,
@@ -199,7 +196,7 @@ class MasterOptimizer:
                 "learner.lr, or start from a model whose outputs are finite"
             )
         for group in self._adamw.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["ratio"]
         self._adamw.step()
         if self._eight_bits.weights:
             self._eight_bits.step(rate, self.updates + 1)

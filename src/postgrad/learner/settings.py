@@ -14,6 +14,8 @@ from postgrad.core.settings import Settings, ShardingStage
 from postgrad.core.text import how_many
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
+# In a decoder's layer, but not A and B of all experts, which are 2-D.
+_HIDDEN = re.compile(r"(^|\.)layers\.\d+\.(?!(.*\.)?experts(\.base_layer)*\.lora_[AB]\.)")
 _PLAIN = re.compile(r"(bias|norm\.weight)$")
 
 
@@ -24,11 +26,28 @@ def is_matrix(name: str, dimensions: int) -> bool:
     return dimensions >= 2 and not _PLAIN.search(name)
 
 
+def is_hidden_matrix(name: str, dimensions: int) -> bool:
+    """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
+
+    Embeddings and heads lie outside; norms and biases are no matrices; those of an adapter on
+    experts are many in one, and AdamW trains them as it does experts.
+    """
+    return dimensions == 2 and is_matrix(name, dimensions) and bool(_HIDDEN.search(name))
+
+
+def rate_ratio(settings: "LearnerSettings", name: str) -> float:
+    """What the learning rate of a weight is multiplied by: loraplus_lr_ratio for B of an adapter,
+    on linear layers, experts and routers alike.
+    """
+    return settings.loraplus_lr_ratio if ".lora_B." in name else 1.0
+
+
 class LearnerSettings(Settings):
     """Optimizer, schedule, and how the weights of a role are divided over ranks.
 
     Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule falls to
-    min_lr_ratio, reached one update after the last.
+    min_lr_ratio, reached one update after the last. With decay_updates or decay_ratio it falls in
+    that last part of the run only, and stays at `lr` before (warmup-stable-decay, WSD).
 
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
     are about as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives Muon another
@@ -40,9 +59,11 @@ class LearnerSettings(Settings):
     optimizer: Literal["adamw", "muon"] = "adamw"
     optimizer_state: Literal["float32", "8bit"] = "float32"  # AdamW's moments of matrices
     lr: float = Field(default=1e-6, gt=0.0)  # the rate after warm-up
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
     warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
+    decay_updates: int = Field(default=0, ge=0)  # last updates, in which the rate falls; 0: all
+    decay_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # the same as a share, rounded up
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
     betas: tuple[Beta, Beta] = (0.9, 0.999)  # of AdamW
     eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
@@ -52,6 +73,9 @@ class LearnerSettings(Settings):
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     muon_nesterov: bool = True
     muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
+    # Learning rate of an adapter's B over that of all else (LoRA+, Hayou et al. 2024,
+    # arXiv:2402.12354).
+    loraplus_lr_ratio: float = Field(default=1.0, gt=0.0)
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     # How weights, gradients and optimizer state are divided over ranks (docs/distributed.md).
     sharding: ShardingStage = "none"
@@ -75,6 +99,26 @@ class LearnerSettings(Settings):
             raise ValueError(
                 f"warmup_updates = {self.warmup_updates} and warmup_ratio = {self.warmup_ratio:g} "
                 "both say how long the rate warms up: leave one of them out, or set it to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_decay(self) -> Self:
+        if self.decay_updates and self.decay_ratio:
+            raise ValueError(
+                f"decay_updates = {self.decay_updates} and decay_ratio = {self.decay_ratio:g} "
+                "both say how long the rate falls: leave one of them out, or set it to 0"
+            )
+        if self.schedule == "constant" and (self.decay_updates or self.decay_ratio):
+            name = "decay_updates" if self.decay_updates else "decay_ratio"
+            raise ValueError(
+                f"{name} = {getattr(self, name):g} says how long the rate falls, and schedule = "
+                '"constant" does not fall: set schedule to "linear", "cosine" or "1-sqrt"'
+            )
+        if self.warmup_ratio + self.decay_ratio > 1.0 + 1e-9:  # 0.7 + 0.3 is not exactly 1
+            raise ValueError(
+                f"warmup_ratio = {self.warmup_ratio:g} and decay_ratio = {self.decay_ratio:g} are "
+                "more than the whole run together: lower one of them"
             )
         return self
 
@@ -146,40 +190,67 @@ def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
     """Number of warm-up updates: warmup_updates, or warmup_ratio of all, rounded up; never more
     than all.
     """
-    share = settings.warmup_ratio * total_updates
-    rounded_up = math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
-    return min(settings.warmup_updates or rounded_up, total_updates)
-
-
-def shortened_warmup(settings: LearnerSettings, total_updates: int) -> str | None:
-    """A message where warmup_updates are more than the updates of the run; else None."""
-    if settings.warmup_updates <= total_updates:
-        return None
-    return (
-        f"warmup_updates = {settings.warmup_updates} is more than the "
-        f"{how_many(total_updates, 'update')} of "
-        "the run: the learning rate rises until the last of them"
+    return min(
+        settings.warmup_updates or _share(settings.warmup_ratio, total_updates), total_updates
     )
+
+
+def decay_updates(settings: LearnerSettings, total_updates: int) -> int:
+    """Number of last updates in which the rate falls: decay_updates, or decay_ratio of all, rounded
+    up; all after the warm-up where neither is set, and never more than those.
+    """
+    after = total_updates - warmup_updates(settings, total_updates)
+    stated = settings.decay_updates or _share(settings.decay_ratio, total_updates)
+    return min(stated or after, after)
+
+
+def _share(ratio: float, total_updates: int) -> int:
+    return math.ceil(round(ratio * total_updates, 6))  # 0.07 * 100 is 7.000000000000001
+
+
+def shortened(settings: LearnerSettings, total_updates: int) -> str | None:
+    """A message where warmup_updates or decay_updates are more than the updates that the run has
+    for them; else None.
+    """
+    run = f"the {how_many(total_updates, 'update')} of the run"
+    if settings.warmup_updates > total_updates:
+        return (
+            f"warmup_updates = {settings.warmup_updates} is more than {run}: the learning rate "
+            "rises until the last of them"
+        )
+    warm = warmup_updates(settings, total_updates)
+    if settings.decay_updates > total_updates - warm:
+        behind = f" after {warm} of warm-up" if warm else ""
+        return (
+            f"decay_updates = {settings.decay_updates} is more than {run}{behind}: the learning "
+            "rate falls in all of these, with no stable part before"
+        )
+    return None
 
 
 def learning_rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
     """The learning rate of `update` (from 0) out of `total_updates`.
 
-    Warm-up update u of W uses (u + 1) / W of settings.lr. Then the rate is constant, or falls from
-    lr at update W to `min_lr_ratio` of it one update after the last, so that every update of the
-    run moves the weights. Later updates keep that rate.
+    Warm-up update u of W uses (u + 1) / W of settings.lr. Then the rate is constant, or falls in
+    the last D updates, all after the warm-up unless the settings say fewer: from lr at the first of
+    them to `min_lr_ratio` of it one update after the last, so that every update of the run moves
+    the weights. Later updates keep that rate.
     """
     warmup = warmup_updates(settings, total_updates)
     if update < warmup:
         return settings.lr * (update + 1) / warmup
-    if settings.schedule == "constant":
+    falling = decay_updates(settings, total_updates)
+    begin = total_updates - falling
+    if settings.schedule == "constant" or update < begin:
         return settings.lr
     ended = update >= total_updates
-    progress = 1.0 if ended else (update - warmup) / (total_updates - warmup)
+    progress = 1.0 if ended else (update - begin) / falling
     if settings.schedule == "linear":
         left = 1.0 - progress
-    else:
+    elif settings.schedule == "cosine":
         left = 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        left = 1.0 - math.sqrt(progress)
     return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * left)
 
 

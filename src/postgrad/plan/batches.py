@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.learner.settings import horizon, warmup_updates
+from postgrad.learner.settings import decay_updates, horizon, warmup_updates
 from postgrad.plan.held import state_bytes
 from postgrad.plan.pass_time import Samples
 from postgrad.plan.plan import Outlook
@@ -84,7 +84,15 @@ def _schedule(planned: Outlook) -> str:
         "constant": "the rate stays",
         "linear": f"down a line to {learner.min_lr_ratio:g} of the rate",
         "cosine": f"down a cosine to {learner.min_lr_ratio:g} of the rate",
+        "1-sqrt": f"down 1 - a square root to {learner.min_lr_ratio:g} of the rate",
     }[learner.schedule]
+    if learner.decay_updates or learner.decay_ratio:
+        falling = (
+            (learner.decay_updates or f"{learner.decay_ratio:g} of them")
+            if total is None
+            else decay_updates(learner, total)
+        )
+        shape = f"{shape} in the last {falling}"
     without = " without the critic's own" if total != planned.geometry.total_updates else ""
     parts = [f"updates = total_updates{without}; {shape}", warmup]
     return " ".join(part for part in parts if part)
@@ -113,8 +121,15 @@ def _kept(planned: Outlook) -> str:
     saved = " + ".join(ways) or "one, at the end"
     if settings.best_metric:
         saved += ", and where an evaluation is better"
-    most = settings.max_ckpt_num + (settings.best_metric is not None)
-    return f"in all = {saved}; up to {most} are kept at a time (max_ckpt_num)"
+    steps = planned.geometry.steps
+    most = settings.most_kept(steps or 0)
+    keys = "max_ckpt_num"
+    if settings.keep_steps and steps is None:
+        keys += f", beside those of every {settings.keep_steps} steps: keep_steps"
+    elif settings.keep_steps:
+        most = min(most, _saves(planned) or most) if settings.best_metric is None else most
+        keys += ", keep_steps"
+    return f"in all = {saved}; up to {most} are kept at a time ({keys})"
 
 
 def _text(value: Number) -> str:

@@ -162,6 +162,7 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 'not see through: use "auto" or false',
             )
             break
+    yield from _adapter_rate(recipe)
     model = recipe.model
     if model.path is not None:
         return
@@ -172,6 +173,17 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
             ("data", "max_len"),
             f"{recipe.data.max_len} tokens are more than the model's positions: "
             f"max_position_embeddings = {model.init.max_position_embeddings}",
+        )
+
+
+def _adapter_rate(recipe: Sections) -> Iterator[RecipeProblem]:
+    """A learning rate of B where no adapter has one."""
+    ratios = {learner.loraplus_lr_ratio for learner in recipe.learner_tables.values()}
+    if ratios != {1.0} and all(model.lora is None for model in recipe.trained_models.values()):
+        yield (
+            ("learner", "loraplus_lr_ratio"),
+            "is of an adapter's B, and nothing trains as an adapter: give [model.lora], or leave "
+            "it out",
         )
 
 

@@ -41,7 +41,9 @@ _COLUMNS = ("messages", "text", "input", "template", "map")
 _SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
 TAKEN_OVER = frozenset((*_READING, *_COLUMNS, *_SAME_PATH))
 _NAMES_ROWS = {"sets", "subset", *WHICH_ROWS} - {"name"}  # keys of an [eval] with rows of its own
-_EITHER = {"warmup_updates", "warmup_ratio"}  # a role that states one takes neither over
+_DECAY = {"decay_updates", "decay_ratio"}
+# A role that states one of a set takes none of it over.
+_EITHER = ({"warmup_updates", "warmup_ratio"}, _DECAY)
 
 
 def resolve(raw: Table) -> Table:
@@ -258,7 +260,9 @@ def _role(role: Table, defaults: Table) -> Table:
     for key, default in defaults.items():
         if isinstance(default, dict) and isinstance(role.get(key), dict):
             stated, inherited = cast(Table, role[key]), cast(Table, default)
-            left_out = _EITHER if _EITHER & stated.keys() else ()
+            left_out = {name for names in _EITHER if names & stated.keys() for name in names}
+            if stated.get("schedule") == "constant":  # which has no decay
+                left_out |= _DECAY
             kept = {name: value for name, value in inherited.items() if name not in left_out}
             merged[key] = _from(stated, kept)
     return merged

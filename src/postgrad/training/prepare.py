@@ -26,7 +26,7 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.fleet.session import ClusterSession, device_of
 from postgrad.learner.experts import require_mixture
-from postgrad.learner.settings import horizon, shortened_warmup
+from postgrad.learner.settings import horizon, shortened
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.config import load_config, require_directory
 from postgrad.models.rope import require_length, unseen_length
@@ -308,7 +308,7 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
         run.console.note(line)
     updates = horizon(run.recipe.algorithm, run.geometry)
     for place, learner in run.recipe.learner_tables.items():
-        if updates is not None and (text := shortened_warmup(learner, updates)):
+        if updates is not None and (text := shortened(learner, updates)):
             run.console.warn(".".join((*map(str, place), text)))
             break  # a critic takes the policy's over
     if (text := repeated_rows(run.geometry, run.rows or 0)) is not None:

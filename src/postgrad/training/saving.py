@@ -44,16 +44,18 @@ def foresee_disk(run: Run, size: int) -> None:
     """
     settings = run.recipe.checkpoint
     free = run.store.require_space(size)
-    most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
+    most = settings.most_kept(run.steps) + 1
+    always = ", checkpoint.keep_steps" if settings.keep_steps else ""
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
             f"disk: there is no room for {most} checkpoints of {size_text(size)}: lower "
-            "checkpoint.max_ckpt_num, or saves will fail (older checkpoints are kept)"
+            f"checkpoint.max_ckpt_num{always and ', raise checkpoint.keep_steps'}, or saves will "
+            "fail (older checkpoints are kept)"
         )
     run.console.note(
         f"disk: a checkpoint takes {size_text(size)}, and {run.store.root} holds up to {most} of "
-        f"them, {size_text(most * size)} (checkpoint.max_ckpt_num, the best one, and one that is "
-        f"being written); {size_text(free)} are free"
+        f"them, {size_text(most * size)} (checkpoint.max_ckpt_num{always}, the best one, and one "
+        f"that is being written); {size_text(free)} are free"
     )
 
 

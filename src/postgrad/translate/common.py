@@ -90,10 +90,14 @@ def cut_off(draft: Draft, value: float, comment: str) -> None:
 
 
 def kept_checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
-    """A rule: how many checkpoints are kept. 0 and -1 mean all of them in other systems."""
+    """A rule, behind that for save_steps: how many checkpoints are kept. 0 and -1 mean all of them
+    in other systems.
+    """
     count = int(decimal(value))
     if count > 0:
         draft.put("checkpoint.max_ckpt_num", count, default)
+    elif every := draft.get("checkpoint.save_steps"):
+        draft.put("checkpoint.keep_steps", every, f"{name} = {value} there: all of them")
     else:
         why = "keeps all of them there; here the newest checkpoint.max_ckpt_num (3) are kept"
         draft.unknown(name, value, why)

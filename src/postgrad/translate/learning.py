@@ -7,7 +7,7 @@ from postgrad.translate import mixtures
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import ON_LANGUAGE, carries_states
 from postgrad.translate.places import engine_beside
-from postgrad.translate.rules import Options, flag
+from postgrad.translate.rules import Options, decimal, flag
 
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
@@ -23,6 +23,8 @@ _SCHEDULES = {
     "cosine_with_min_lr": ("cosine", 0.1),
     "cosine_warmup_with_min_lr": ("cosine", 0.1),
 }
+KNOWN = "knows constant, linear, cosine and 1-sqrt"
+_MEGATRON = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}  # ways down of its WSD
 
 
 def schedule(
@@ -33,7 +35,7 @@ def schedule(
     """
     counterpart = _SCHEDULES.get(_bare(scheduler))
     if counterpart is None:
-        draft.miss("lr_scheduler", scheduler, f"{role}.schedule knows constant, linear, cosine")
+        draft.miss("lr_scheduler", scheduler, f"{role}.schedule {KNOWN}")
         return
     name, final_ratio = counterpart
     draft.put(f"{role}.schedule", name, comment)
@@ -42,9 +44,35 @@ def schedule(
         draft.put(f"{role}.min_lr_ratio", share)
 
 
+def stable(draft: Draft, options: Options, prefix: str, steps: str, role: str = "learner") -> None:
+    """Megatron's schedule WSD: the rate falls in the last steps. prefix: of the optimizer's
+    options; steps: the name of the number of these steps.
+    """
+    name = f"{prefix}lr_wsd_decay_style"
+    style = str(options.take(name) or "exponential")
+    default = "" if options.states(name) else " (Megatron's default)"
+    if style not in _MEGATRON:
+        draft.miss(name, style, f"there{default} the rate falls as 2 * 0.5^p - 1; here on a line")
+    draft.put(f"{role}.schedule", _MEGATRON.get(style, "linear"))
+    count = options.take(f"{prefix}{steps}")
+    draft.put(f"{role}.decay_updates", None if count is None else int(decimal(count)))
+
+
+def unstable(draft: Draft, options: Options, names: Sequence[str]) -> None:
+    """Options of Megatron's schedule WSD beside another schedule, which does not read them."""
+    for name in names:
+        if options.take(name) is not None and options.states(name):
+            draft.skip(name, options.take(name), "of the schedule WSD, which this run has not")
+
+
 def _bare(scheduler: Any) -> str:
     """transformers' name of a schedule, without that of its enumeration."""
     return str(scheduler).removeprefix("SchedulerType.").lower()
+
+
+def is_stable(scheduler: Any) -> bool:
+    """Whether it is transformers' schedule whose rate falls in the last updates alone."""
+    return _bare(scheduler) == "warmup_stable_decay"
 
 
 def unwarmed(draft: Draft, options: Options, scheduler: Any, names: Sequence[str]) -> bool:
@@ -63,11 +91,12 @@ def unwarmed(draft: Draft, options: Options, scheduler: Any, names: Sequence[str
 def counted_in_steps(draft: Draft, updates: int, roles: Sequence[str] = ("learner",)) -> None:
     """Warm-ups and schedules of a system that sets the rate once for all `updates` of a step."""
     for role in roles if updates > 1 else ():
-        if steps := draft.get(f"{role}.warmup_updates"):
-            comment = draft.comments.get((*role.split("."), "warmup_updates"), "")
-            of_steps = f"{steps} steps of {updates} updates"
-            draft.put(f"{role}.warmup_updates", steps * updates,
-                      f"{of_steps}; {comment}" if comment else of_steps)  # fmt: skip
+        for key in ("warmup_updates", "decay_updates"):
+            if steps := draft.get(f"{role}.{key}"):
+                comment = draft.comments.get((*role.split("."), key), "")
+                of_steps = f"{steps} steps of {updates} updates"
+                draft.put(f"{role}.{key}", steps * updates,
+                          f"{of_steps}; {comment}" if comment else of_steps)  # fmt: skip
         if draft.get(f"{role}.schedule", "constant") != "constant":
             comment = draft.comments.get((*role.split("."), "schedule"), "")
             falls = f"falls with each update; there with each step of {updates} updates"

@@ -4,6 +4,7 @@ A config inherits from those that it names in `defaults`. Values refer to others
 they are resolved when a command's overrides are known.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,6 +175,27 @@ def _sampling(draft: Draft, options: Options) -> None:
         )
 
 
+def _kept(draft: Draft, every: Any, best: Any, oftener: Any, newest: Any) -> None:
+    """When checkpoints are saved and which are kept. every, best: save_period and keep_top_k;
+    oftener, newest: ft_save_period and ft_keep_latest_k, against failures.
+    """
+    period = None if every is None else int(every)
+    saved = period
+    if oftener is not None and period is not None:
+        saved = math.gcd(period, int(oftener))
+        only = f"there every {period} and every {oftener}" if saved != int(oftener) else ""
+        draft.put("checkpoint.save_steps", saved, only)
+    else:
+        draft.put("checkpoint.save_steps", int(oftener) if period is None and oftener else period)
+    if newest is not None:
+        among = f"the newest and the best; there the {best} best of every {period} steps too"
+        draft.put("checkpoint.max_ckpt_num", int(newest), "" if best is None else among)
+        if best is None:
+            draft.put("checkpoint.keep_steps", period, "no keep_top_k there: all of save_period")
+    elif best is not None:
+        draft.put("checkpoint.max_ckpt_num", int(best), "the newest and the best; there the best")
+
+
 def _checkpoints(draft: Draft, options: Options) -> None:
     enabled = flag(options.take("checkpointing.enabled", True))
     common.run_dir(draft, options.take("checkpointing.checkpoint_dir", "results/grpo"))
@@ -181,14 +203,15 @@ def _checkpoints(draft: Draft, options: Options) -> None:
         options.take("checkpointing.save_period"),
         options.take("checkpointing.keep_top_k"),
     )
+    oftener, newest = (
+        options.take(f"checkpointing.ft_{key}") for key in ("save_period", "keep_latest_k")
+    )
     metric = options.take("checkpointing.metric_name")
     higher = flag(options.take("checkpointing.higher_is_better", True))
     draft.put("checkpoint.save_hf", True)
     if not enabled:
         return
-    draft.put("checkpoint.save_steps", None if every is None else int(every))
-    if kept is not None:
-        draft.put("checkpoint.max_ckpt_num", int(kept), "the newest and the best; there the best")
+    _kept(draft, every, kept, oftener, newest)
     first = draft.get("eval.sets.0.name")  # a single set has no name
     measured = bool(draft.get("eval.every") and draft.get("rewards.0.type"))
     if metric in ("val:accuracy", "val_accuracy") and measured:

@@ -141,24 +141,42 @@ def _of_torch(draft: Draft, options: Options) -> None:
     for option in [option for option in options.stated if option.startswith("policy.scheduler.")]:
         number, _, key = option.removeprefix("policy.scheduler.").partition(".")
         parts.setdefault(number, {})[key] = options.take(option)
+    stays = False
     for number, part in parts.items():
-        _scheduler(draft, f"policy.scheduler.{number}", part, rate)
+        _scheduler(draft, f"policy.scheduler.{number}", part, rate, stays=stays)
+        stays = stays or str(part.get("name", "")).endswith("ConstantLR")
 
 
-def _scheduler(draft: Draft, place: str, part: Mapping[str, Any], rate: float) -> None:
-    """One of the schedulers that follow each other: a warm-up, then a constant or a cosine."""
+def _scheduler(
+    draft: Draft, place: str, part: Mapping[str, Any], rate: float, *, stays: bool
+) -> None:
+    """One of the schedulers that follow each other: a warm-up, then a constant, a line down or a
+    cosine. stays: whether a constant came before, so that this one is of the last steps.
+    """
     name = str(part.get("name", "")).removeprefix(_SCHEDULERS)
-    if name == "LinearLR" and decimal(part.get("kwargs.end_factor", 1.0)) == 1.0:
+    last, until = (
+        "in the last updates of the run; there where the list says",
+        "to the end of the run",
+    )
+    end = decimal(part.get("kwargs.end_factor", 1.0))
+    if name == "LinearLR" and end < 1.0 and decimal(part.get("kwargs.start_factor", 1 / 3)) == 1.0:
+        draft.put("learner.schedule", "linear", last if stays else until)
+        draft.put("learner.min_lr_ratio", end or None)
+        iterations = int(decimal(part.get("kwargs.total_iters", 5)))
+        draft.put("learner.decay_updates", iterations if stays else None)
+    elif name == "LinearLR" and end == 1.0:
         updates = int(decimal(part.get("kwargs.total_iters", 5)))
         draft.put(
             "learner.warmup_updates", updates, "from 1/W of the rate; there from start_factor"
         )
     elif name == "CosineAnnealingLR":
         least = decimal(part.get("kwargs.eta_min", 0.0))
-        draft.put("learner.schedule", "cosine", "to the end of the run")
+        draft.put("learner.schedule", "cosine", last if stays else until)
+        iterations = int(decimal(part.get("kwargs.T_max", 0)))
+        draft.put("learner.decay_updates", (iterations or None) if stays else None)
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     elif name not in ("", "ConstantLR") or decimal(part.get("kwargs.factor", 1.0)) != 1.0:
-        draft.miss(place, name, "learner.schedule knows constant, linear, cosine, after a warm-up")
+        draft.miss(place, name, f"learner.schedule {learning.KNOWN}, after a warm-up")
 
 
 def _of_megatron(draft: Draft, options: Options) -> None:
@@ -178,13 +196,17 @@ def _of_megatron(draft: Draft, options: Options) -> None:
     style = str(options.take(f"{section}scheduler.lr_decay_style", "constant"))
     over = options.take(f"{section}scheduler.lr_decay_iters")
     warm = options.take(f"{section}scheduler.lr_warmup_iters")
+    of_stable = [f"{section}scheduler.lr_wsd_decay_{key}" for key in ("style", "iters")]
+    if style == "WSD":
+        learning.stable(draft, options, f"{section}scheduler.", "lr_wsd_decay_iters")
+    else:
+        learning.unstable(draft, options, of_stable)
     if style in ("linear", "cosine"):
         draft.put("learner.schedule", style, f"to the end of the run; there over {over} updates")
-        draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
-    elif style != "constant":
+    elif style not in ("constant", "WSD"):
         draft.miss(
-            f"{section}scheduler.lr_decay_style",
-            style,
-            "learner.schedule knows constant, linear, cosine",
+            f"{section}scheduler.lr_decay_style", style, f"learner.schedule {learning.KNOWN}"
         )
+    if style in ("linear", "cosine", "WSD"):
+        draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", int(warm) if warm else None)

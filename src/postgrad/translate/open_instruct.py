@@ -82,7 +82,11 @@ def draft_recipe(source: SourceCommand) -> Draft:
     draft.put("model.path", options.take("model_name_or_path"))
     common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
     add_bos = flag(options.take("add_bos", False))
+    name = "keep_last_n_checkpoints"
+    kept, default = options.take(name), "" if options.states(name) else "Open-Instruct's default"
     apply(RULES, options, draft)
+    if kept is not None:
+        common.kept_checkpoints(draft, name, kept, default)
     if add_bos:
         _begin_with_bos(draft)
     mixtures.balanced(draft)

@@ -5,6 +5,7 @@ Its samples are always ahead of the policy, by up to 8 steps where nothing is sa
 around the sampler.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -304,10 +305,14 @@ def _learner(draft: Draft, options: Options) -> None:
     least = decimal(options.take("trainer.scheduler.min_lr", 0.0))
     if name == "linear":
         decays = options.number("trainer.scheduler.decay_steps", 10)
-        draft.miss("trainer.scheduler.decay_steps", decays, "falls in the last steps alone; "
-                   'learner.schedule = "linear" falls from the warm-up on')  # fmt: skip
+        stated = options.states("trainer.scheduler.decay_steps")
+        draft.put("learner.schedule", "linear" if decays else None,
+                  "to the least rate one update after the last; there in the last")  # fmt: skip
+        draft.put("learner.decay_updates", decays or None,
+                  "" if stated else "prime-rl's default")  # fmt: skip
     elif name == "cosine":
         draft.put("learner.schedule", "cosine")
+    if draft.get("learner.schedule"):
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", warm or None,
               "from 1/W of the rate; there from min_lr" if least else "")  # fmt: skip
@@ -326,9 +331,16 @@ def _checkpoints(draft: Draft, options: Options) -> None:
     every = _first(options, *(f"{part}.interval" for part in sections))
     kept = _first(options, *(f"{part}.keep_last" for part in sections))
     draft.put("checkpoint.save_steps", every)
+    always = _first(options, *(f"{part}.keep_interval" for part in sections))
+    if always is not None and every is None:
+        draft.miss("ckpt.keep_interval", always, "the run saves after no number of steps")
+    elif always is not None:
+        both = math.lcm(int(always), int(every))
+        only = "" if both == int(always) else f"every {always} there, as far as they are saved"
+        draft.put("checkpoint.keep_steps", both, only)
     if kept is not None:
         draft.put("checkpoint.max_ckpt_num", int(kept))
-    elif saves and every is not None:
+    elif saves and every is not None and always is None:
         why = "not stated: keeps all of them there; here the newest checkpoint.max_ckpt_num (3)"
-        draft.notes.append(f"ckpt.keep_last is {why}")
+        draft.notes.append(f"ckpt.keep_last is {why}, and with checkpoint.keep_steps = {every} all")
     draft.put("checkpoint.save_hf", True)

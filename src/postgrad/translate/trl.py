@@ -293,23 +293,32 @@ def _length(draft: Draft, options: Options) -> None:
 
 
 def _learner(draft: Draft, options: Options) -> None:
-    more = options.table("lr_scheduler_kwargs")
+    kind, more = options.take("lr_scheduler_type"), options.table("lr_scheduler_kwargs")
+    read = ("min_lr", "min_lr_rate")
+    if learning.is_stable(kind):
+        read = ("min_lr_ratio", "num_decay_steps", "decay_type")
+    usual = (("num_cycles", 0.5), ("warmup_type", "linear"))
     unread = {
         name: value
         for name, value in more.items()
-        if name not in ("min_lr", "min_lr_rate") and (name, value) != ("num_cycles", 0.5)
+        if name not in read and (name, value) not in usual
     }
     draft.miss("lr_scheduler_kwargs", unread, "learner.schedule falls once, to min_lr_ratio")
-    least = more.get("min_lr_rate")
-    if least is None and more.get("min_lr") is not None:
-        least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
-    learning.schedule(draft, options.take("lr_scheduler_type"), least)
+    if learning.is_stable(kind):
+        draft.put("learner.schedule", str(more.get("decay_type", "cosine")))
+        draft.put("learner.decay_updates", int(decimal(more.get("num_decay_steps", 0))) or None)
+        draft.put("learner.min_lr_ratio", decimal(more.get("min_lr_ratio", 0.0)) or None)
+    else:
+        least = more.get("min_lr_rate")
+        if least is None and more.get("min_lr") is not None:
+            least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
+        learning.schedule(draft, kind, least)
     betas = [float(options.take("adam_beta1", 0.9)), float(options.take("adam_beta2", 0.999))]
     if betas != [0.9, 0.999]:
         draft.put("learner.betas", betas)
     count, share = float(options.take("warmup_steps", 0)), float(options.take("warmup_ratio", 0))
     names = ("warmup_steps", "warmup_ratio")
-    if learning.unwarmed(draft, options, options.take("lr_scheduler_type"), names):
+    if learning.unwarmed(draft, options, kind, names):
         return
     if count >= 1:
         draft.put("learner.warmup_updates", int(count))

@@ -24,6 +24,8 @@ _OF_CRITIC: dict[str, Any] = {  # keys of a learner -> what holds where verl sta
     "min_lr_ratio": 0.0,
     "warmup_updates": 0,
     "warmup_ratio": 0.0,
+    "decay_updates": 0,
+    "decay_ratio": 0.0,
 }
 _OF_AUTOMODEL = {  # its own defaults
     "optim.lr": 1e-5,
@@ -238,15 +240,24 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
     if floor is not None and rate and least is None:
         least = round(decimal(floor) / rate, 12)
     over = options.take(f"{prefix}lr_decay_steps")
-    if kind in ("linear", "cosine"):
-        until = f"to the end of the run; there over {over} updates" if over else ""
-        draft.put(f"{role}.schedule", kind, until)
-        draft.put(f"{role}.min_lr_ratio", decimal(least) or None if least is not None else None)
-    elif kind != "constant":
-        name = f"{prefix}lr_scheduler_type"
-        draft.miss(name, kind, f"{role}.schedule knows constant, linear, cosine")
     updates: Any = options.take(f"{prefix}lr_warmup_steps")
     share = decimal(options.take(f"{prefix}lr_warmup_steps_ratio", 0.0))
+    of_stable = [f"{prefix}lr_wsd_decay_{key}" for key in ("style", "steps")]
+    if kind == "WSD":
+        learning.stable(draft, options, prefix, "lr_wsd_decay_steps", role)
+    else:
+        learning.unstable(draft, options, of_stable)
+    if kind == "wsd":  # of FSDP's trainer of SFT
+        draft.put(f"{role}.schedule", "cosine")
+        draft.put(f"{role}.decay_ratio", round(0.1 * (1.0 - share), 12),
+                  "a tenth of the updates after the warm-up, rounded up")  # fmt: skip
+    elif kind in ("linear", "cosine"):
+        until = f"to the end of the run; there over {over} updates" if over else ""
+        draft.put(f"{role}.schedule", kind, until)
+    elif kind not in ("constant", "WSD"):
+        draft.miss(f"{prefix}lr_scheduler_type", kind, f"{role}.schedule {learning.KNOWN}")
+    if kind in ("linear", "cosine", "WSD") and least is not None:
+        draft.put(f"{role}.min_lr_ratio", decimal(least) or None)
     if updates is not None and decimal(updates) > 0:
         draft.put(f"{role}.warmup_updates", int(decimal(updates)))
     elif share:

@@ -155,6 +155,18 @@ def test_a_disk_without_room_for_all_checkpoints_is_found(
     assert report.problems == []
 
 
+def test_checkpoints_that_are_never_removed_need_room_too(
+    report: Report, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = {"save_steps": 1, "keep_steps": 2, "max_ckpt_num": 2}
+    recipe = make_recipe("sft", checkpoint=saves)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=6 * 10**9))
+    ahead.check_disk(report, recipe, checkpoint=10**9, model=0, page=page(1.0, steps=8))
+    told = message(report, FAILURE)  # of steps 2, 4, 6, 8, two newest, one being written
+    assert "(7 at one time)" in told
+    assert "raise checkpoint.keep_steps" in told
+
+
 def test_a_run_that_saves_once_needs_room_for_two(
     report: Report, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,9 @@ def only(report: Report) -> tuple[str, str, int]:
 def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
     make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
-    recipe = make_recipe("rl", checkpoint={"best_metric": "eval/accuracy"})
+    kept = {"save_steps": 1, "keep_steps": 2}  # the small run saves once
+    falling = {"schedule": "linear", "decay_updates": 3, "threads": 1}
+    recipe = make_recipe("rl", checkpoint={"best_metric": "eval/accuracy", **kept}, learner=falling)
     before = sorted(tmp_path.rglob("*"))
     report = dry_run(recipe, console)
     assert report.problems == []

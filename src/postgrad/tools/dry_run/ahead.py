@@ -11,7 +11,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.files import existing
 from postgrad.core.records import Prompt
-from postgrad.learner.settings import horizon, shortened_warmup
+from postgrad.learner.settings import horizon, shortened
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
 from postgrad.plan.hardware import parse_hardware, this_machine
@@ -88,7 +88,7 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
         for warning in _times(recipe, geometry, page):
             report.warn(check, warning)
         updates = horizon(recipe.algorithm, geometry)
-        if updates is not None and (text := shortened_warmup(recipe.learner, updates)):
+        if updates is not None and (text := shortened(recipe.learner, updates)):
             report.warn(check, f"learner.{text}")
 
 
@@ -196,7 +196,8 @@ def check_disk(
     """
     with report.check("disk") as check:
         saves, directory = recipe.checkpoint, RunDirectory(Path(recipe.run_dir))
-        count = min(saves.max_ckpt_num + (saves.best_metric is not None), _saves(recipe, page)) + 1
+        steps = page.outlook.geometry.steps if page is not None else None
+        count = min(saves.most_kept(steps or 0), _saves(recipe, page)) + 1
         wanted: dict[Path, int] = {}
         store = store_of(recipe, directory)
         root, count = existing(store.root), max(1, count - len(store.steps()))
@@ -204,6 +205,9 @@ def check_disk(
         copies = {False: 0, True: 1, "each": count}[saves.save_hf]
         run_folder = existing(directory.path)
         wanted[run_folder] = wanted.get(run_folder, 0) + model * copies
+        lower = "lower checkpoint.max_ckpt_num"
+        if saves.keep_steps:
+            lower += ", raise checkpoint.keep_steps"
         for folder, size in _by_device(wanted).items():
             free = shutil.disk_usage(folder).free
             check.detail = f"up to {_gb(size)} of {_gb(free)} in {folder}"
@@ -212,8 +216,7 @@ def check_disk(
                     check,
                     f"checkpoints of {_gb(checkpoint)} each ({count} at one time) and models of "
                     f"{_gb(model)} ({copies}) take {_gb(size)} in {folder}, where {_gb(free)} are "
-                    "free: lower checkpoint.max_ckpt_num, or set checkpoint.ckpt_path to another "
-                    "disk",
+                    f"free: {lower}, or set checkpoint.ckpt_path to another disk",
                     FAILURE,
                 )
 

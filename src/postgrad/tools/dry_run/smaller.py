@@ -23,7 +23,7 @@ EVALUATED = 2  # rows of each evaluation set
 SAMPLES = 4  # of a prompt
 MOST = 32  # samples of the update, unless one micro-batch is more
 NEW_TOKENS = 64
-NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
+WHOLE_RATE = {"warmup_updates": 0, "warmup_ratio": 0.0, "decay_updates": 0, "decay_ratio": 0.0}
 DENSE = {"type": "postgrad.rewards.call:by_text", "name": "dry run", "weight": 1e-3}
 
 
@@ -39,10 +39,11 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
     data["model"]["path"], data["model"]["revision"] = split_revision(model)
     data["observe"]["loggers"] = []
     for place in recipe.learner_tables:
-        _table(data, place).update(NO_WARMUP)
+        _table(data, place).update(WHOLE_RATE)
     data["checkpoint"] |= {
         "ckpt_path": None,
         "save_steps": 0,
+        "keep_steps": 0,
         "save_minutes": 0.0,
         "save_epochs": 0,
         "best_metric": None,

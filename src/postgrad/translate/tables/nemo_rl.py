@@ -301,7 +301,7 @@ RULES: dict[str, Rule] = {
     "logger.*": needless(common.LOGGING),
     **family(
         "checkpointing.",
-        "model_save_format save_consolidated ft_save_period ft_keep_latest_k",
+        "model_save_format save_consolidated",
         needless("checkpoints are safetensors, each complete"),
     ),
     "checkpointing.save_optimizer": missing_but(ON, "a checkpoint has all of the state"),

@@ -138,7 +138,6 @@ RULES: dict[str, Rule] = {
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
-    "keep_last_n_checkpoints": common.kept_checkpoints,
     "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": _chat_template,

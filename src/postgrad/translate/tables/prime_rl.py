@@ -259,10 +259,6 @@ RULES: dict[str, Rule] = {
     **_in_sections("tokenizer.trust_remote_code", missing("code of models is not run")),
     **_in_sections("ckpt.output_dir", missing("checkpoints are in run_dir")),
     **_in_sections(
-        "ckpt.keep_interval",
-        missing("only the newest checkpoint.max_ckpt_num and the best are kept"),
-    ),
-    **_in_sections(
         "ckpt.skip_optimizer ckpt.skip_scheduler ckpt.skip_dataloader ckpt.skip_progress",
         missing("a run resumes with all of its state, or not at all"),
     ),

@@ -155,8 +155,8 @@ OPTIMIZER: dict[str, Rule] = {  # after optim.
     **family(
         "",
         "total_training_steps zero_indexed_step optimizer_impl lr_decay_steps "
-        "weight_decay_incr_style use_checkpoint_opt_param_scheduler lr_wsd_decay_style "
-        "lr_wsd_decay_steps min_lr_factor main_grads_dtype master_weights "
+        "weight_decay_incr_style use_checkpoint_opt_param_scheduler "
+        "min_lr_factor main_grads_dtype master_weights "
         "foreach fused",
         needless("a schedule ends with the run, and AdamW is torch's"),
     ),
