@@ -54,10 +54,14 @@ def trained_on(run: Recipe, drawn: list[tuple[int, int]]) -> list[tuple[int, int
     return list(dict.fromkeys((line["ticket"], line["row"]) for line in samples))
 
 
-@pytest.mark.parametrize("job", KINDS)
+@pytest.mark.parametrize(
+    ("job", "epochs"),
+    [("sft", 2), ("preference", 2), ("rl", 2), pytest.param("rl ahead", 3, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("rows", "last"), [(6, 2), (7, 3)], ids=["whole steps", "broken step"])
 def test_a_run_killed_at_the_end_of_an_epoch_goes_on_with_the_rows_of_the_next(
     job: str,
+    epochs: int,
     rows: int,
     last: int,
     tmp_path: Path,
@@ -73,15 +77,15 @@ def test_a_run_killed_at_the_end_of_an_epoch_goes_on_with_the_rows_of_the_next(
         return record
 
     monkeypatch.setattr(DrawnSet, "draw", draw)
-    never = recipe_of(job, tmp_path / "never", rows, epochs=3, steps=None)
+    never = recipe_of(job, tmp_path / "never", rows, epochs=epochs, steps=None)
     train(never, console)
     wanted = trained_on(never, drawn.copy())
     assert [ticket for ticket, _ in wanted] == list(range(len(wanted)))
-    for begin in (0, rows, 2 * rows):
+    for begin in range(0, epochs * rows, rows):
         assert sorted(row for _, row in wanted[begin : begin + rows]) == list(range(rows))
-    killed = recipe_of(job, tmp_path / "killed", rows, epochs=3, steps=None)
+    killed = recipe_of(job, tmp_path / "killed", rows, epochs=epochs, steps=None)
     train_until_killed(monkeypatch, KINDS[job], last, killed, console)
     drawn.clear()
     resume(Path(killed.run_dir), [], [], console)
     assert trained_on(killed, wanted[: 3 * last] + drawn) == wanted
-    assert_same_run(never, killed, rows)
+    assert_same_run(never, killed, -(-epochs * rows // 3))
