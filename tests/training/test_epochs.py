@@ -2,15 +2,20 @@
 
 import copy
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, train_until_killed
 from helpers.tiny_runs import JOBS
-from postgrad.data.draws import DrawnSet
+from postgrad.data.draws import DrawnSet, Order
+from postgrad.data.rows import Row
+from postgrad.models.rendering import RenderProcess
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
@@ -89,3 +94,38 @@ def test_a_run_killed_at_the_end_of_an_epoch_goes_on_with_the_rows_of_the_next(
     resume(Path(killed.run_dir), [], [], console)
     assert trained_on(killed, wanted[: 3 * last] + drawn) == wanted
     assert_same_run(never, killed, -(-epochs * rows // 3))
+
+
+@pytest.mark.parametrize("job", ["sft", "preference", "rl"])
+def test_a_resume_reads_no_more_rows_after_many_steps_than_after_few(
+    job: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three epochs of two steps against one: rows read, drawn, rendered and tokenised."""
+    counts = Counter[str]()
+
+    def counted(owner: Any, name: str, size: Callable[..., int]) -> None:
+        whole = getattr(owner, name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            counts[name] += size(*args)
+            return whole(*args, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(Row, "__init__", lambda *_: 1)
+    counted(Order, "place", lambda *_: 1)
+    counted(RenderProcess, "texts", lambda _, program, rows: len(rows))
+    counted(
+        PreTrainedTokenizerBase,
+        "__call__",
+        lambda _, read: 1 if isinstance(read, str) else len(read),
+    )
+    reads = list[dict[str, int]]()
+    for steps in (2, 6):
+        recipe = recipe_of(job, tmp_path / str(steps), 6, steps=steps)
+        train(recipe, console)
+        counts.clear()
+        resume(Path(recipe.run_dir), ["--steps", str(steps + 1)], [], console)
+        assert all(counts[name] for name in ("__init__", "place", "texts", "__call__"))
+        reads.append(dict(counts))
+    assert reads[0] == reads[1]
