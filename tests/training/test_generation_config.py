@@ -14,6 +14,7 @@ from helpers.runs import timeless
 from postgrad.observe.console import Console
 from postgrad.training.start import train
 
+HF = {"save_hf": True}
 STATED = {"do_sample": True, "temperature": 0.05, "top_k": 2, "repetition_penalty": 3.0}
 
 
@@ -28,7 +29,9 @@ def test_no_sample_follows_it_and_an_export_has_it_without_penalties(
     runs = list[Path]()
     for name, path in (("plain", models(0)), ("other", str(stated))):
         model = {"path": path, "init": None}
-        recipe = make_recipe("rl", name, model=model, steps=1, checkpoint={"save_hf": True})
+        recipe = make_recipe(
+            "rl", name, model=model, steps=1, eval={"at_start": False}, checkpoint=HF
+        )
         train(recipe, console)
         runs.append(Path(recipe.run_dir))
     for samples in ("samples.jsonl", "eval_samples.jsonl"):  # drawn, and without drawing

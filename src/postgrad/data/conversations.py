@@ -333,11 +333,7 @@ def _columns(
 
     if cache is None:
         return make()
-    how = (
-        "documents that begin once"
-        if settings.text
-        else f"conversations, loss on {settings.loss_turns}"
-    )
+    how = "documents" if settings.text else f"conversations, loss on {settings.loss_turns}"
     if reader is not None:
         how += f", images by {reader.fingerprint}"
     return cache.columns(messages, call, how, make, notes)
