@@ -79,15 +79,18 @@ def test_a_server_of_completions_gets_the_rendered_text(make_engine):
     assert (one.text, one.finish_reason, one.turn) == ("ba", "length", 1)
 
 
-def test_a_server_whose_tokenizer_begins_every_text_is_sent_no_second_begin(make_engine):
-    engine, server = make_engine(lambda *_: completion("ba"), endpoint="completions")
+@pytest.mark.parametrize("adds", [{}, {"add_special_tokens": True}, {"add_special_tokens": False}])
+def test_a_server_whose_tokenizer_begins_every_text_is_sent_no_second_begin(make_engine, adds):
+    """vLLM's and SGLang's name of what they do by default."""
+    script, place = lambda *_: completion("ba"), {"endpoint": "completions"}
+    engine, server = make_engine(script, **place, extra_body=adds)
     tokenizer = with_begin(chat_tokenizer("{{ bos_token }}{{ messages[0].content }}"))
     text = tokenizer.apply_chat_template(ASKED[1:], tokenize=False)
     ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
     engine._tokenizer = tokenizer
     list(generate(engine, [replace(request(samples=1, messages=()), token_ids=ids)]))
     sent = server.requests[0][2]["prompt"]
-    assert tokenizer(sent)["input_ids"] == ids.tolist()  # what the server reads
+    assert tokenizer(sent, **adds)["input_ids"] == ids.tolist()  # what the server reads
 
 
 def test_tokens_are_ours_and_logprobs_are_not_known(make_engine):

@@ -131,9 +131,11 @@ class OpenAIEngine:
 
     def _text(self, ids: list[int]) -> str:
         """The text of a prompt, without the begin of text that the server's tokenizer, which is
-        that of the model here, writes before it by itself.
+        that of the model here, writes before it by itself, unless it is told not to.
         """
-        if ids[:1] == [self._tokenizer.bos_token_id] and begins_texts(self._tokenizer):
+        adds = self._settings.extra_body.get("add_special_tokens", True)
+        begins = ids[:1] == [self._tokenizer.bos_token_id]
+        if adds and begins and begins_texts(self._tokenizer):
             ids = ids[1:]
         return self._tokenizer.decode(ids)
 
