@@ -37,6 +37,7 @@ TWO = [
     Case("zero3", dtype="bfloat16", updates=MANY),
     Case("zero2", optimizer="muon"),
     Case("zero3", kind="echo"),
+    Case("zero2", kind="kto"),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -55,6 +56,8 @@ FOUR = [
 SHARED = [  # both ranks have a run of each sequence's rows
     Case("none", kind="gspo", tied=False, updates=MANY),
     Case("none", kind="echo"),
+    Case("none", kind="kto"),
+    Case("zero1", kind="reinforce_pp"),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),
@@ -116,7 +119,8 @@ def compare(case: Case, alone: Path, ranks: Path) -> None:
     limit = TOLERANCE[case.dtype]
     # Weights that round to bfloat16 part by a whole rounding here and there: later outputs follow.
     outputs = "output." if case.dtype == "float32" else "output.0"
-    for what in ("model." if not case.lora else "base_model.", "ema.", outputs, "whole."):
+    parts = ["model." if not case.lora else "base_model.", "ema.", outputs, "whole."]
+    for what in [*parts, *({"logprobs"} & one.keys())]:
         assert distance(what, one, many) < limit, what
     for of in (one, many):  # a prompt whose answers are dealt to several ranks is computed on each
         for name in [name for name in of if name.endswith("/computed_tokens")]:

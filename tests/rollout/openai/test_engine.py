@@ -81,7 +81,7 @@ def test_a_server_of_completions_gets_the_rendered_text(make_engine):
 
 @pytest.mark.parametrize("adds", [{}, {"add_special_tokens": True}, {"add_special_tokens": False}])
 def test_a_server_whose_tokenizer_begins_every_text_is_sent_no_second_begin(make_engine, adds):
-    """vLLM's and SGLang's name of what they do by default."""
+    """vLLM does so unless add_special_tokens says otherwise."""
     script, place = lambda *_: completion("ba"), {"endpoint": "completions"}
     engine, server = make_engine(script, **place, extra_body=adds)
     tokenizer = with_begin(chat_tokenizer("{{ bos_token }}{{ messages[0].content }}"))
