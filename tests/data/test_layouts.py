@@ -199,10 +199,11 @@ def test_plain_text_is_learned_whole_and_closed_by_the_end_of_text(
     ]
 
 
+@pytest.mark.parametrize("ends", [False, True])
 def test_plain_text_that_a_template_wrote_begins_and_ends_once(
-    write_rows: WriteRows, make_tokenizer: Callable[..., Any]
+    ends: bool, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:
-    begins = with_begin(make_tokenizer())
+    begins = with_begin(make_tokenizer(), ends=ends)
     end = begins.eos_token
     rows = [{"text": "ab"}, {"text": f"<s>ab{end}"}]
     drawn = load(write_rows(rows), begins, text="text")

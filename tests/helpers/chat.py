@@ -48,9 +48,13 @@ def chat_tokenizer(template: str | None = TEMPLATE, special: tuple[str, ...] = (
     )
 
 
-def with_begin(tokenizer: Any) -> Any:
-    """The tokenizer, which writes <s> before every text by itself, as Llama's and Gemma's do."""
+def with_begin(tokenizer: Any, *, ends: bool = False) -> Any:
+    """The tokenizer, which writes <s> before every text by itself, as Llama's and Gemma's do. ends:
+    and its end of text behind it.
+    """
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    pairs = [("<s>", tokenizer.bos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $A", None, pairs)
+    end = tokenizer.eos_token
+    pairs = [("<s>", tokenizer.bos_token_id), (end, tokenizer.eos_token_id)]
+    form = f"<s> $A {end}" if ends else "<s> $A"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(form, None, pairs)
     return tokenizer

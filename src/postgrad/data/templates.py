@@ -296,7 +296,7 @@ def documents(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
     text behind each. Every token but the first bears loss, since nothing predicts that one. A text
-    that begins with the tokenizer's begin of text, as a chat template wrote it, gets no second.
+    that has either already, as a chat template wrote it, gets no second.
 
     Raises Unencodable where the tokenizer lacks a character.
     """
@@ -304,6 +304,8 @@ def documents(
     for text_ids in encoded_texts(tokenizer, texts, add_special_tokens=True):
         if begin is not None and text_ids[:2] == [begin, begin]:
             text_ids = text_ids[1:]
+        if end is not None and text_ids[-2:] == [end, end]:
+            text_ids = text_ids[:-1]
         closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
         ids = np.array(closed, np.int32)
         yield ids, np.arange(len(ids)) > 0
