@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.chat import with_begin
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
 from postgrad.data.draws import DrawnSet
@@ -196,6 +197,17 @@ def test_plain_text_is_learned_whole_and_closed_by_the_end_of_text(
         [False, True, True, True],
         [False, True, True],
     ]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_plain_text_that_a_template_wrote_begins_and_ends_once(
+    ends: bool, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
+) -> None:
+    begins = with_begin(make_tokenizer(), ends=ends)
+    end = begins.eos_token
+    rows = [{"text": "ab"}, {"text": f"<s>ab{end}"}]
+    drawn = load(write_rows(rows), begins, text="text")
+    assert texts(drawn, begins) == [f"<s>ab{end}"] * 2
 
 
 def test_plain_text_needs_no_chat_template(

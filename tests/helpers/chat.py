@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from postgrad.models.fresh import END, PAD, START, TEMPLATE, _characters
@@ -45,3 +46,15 @@ def chat_tokenizer(template: str | None = TEMPLATE, special: tuple[str, ...] = (
         additional_special_tokens=[START, *special[1:]],
         chat_template=template,
     )
+
+
+def with_begin(tokenizer: Any, *, ends: bool = False) -> Any:
+    """The tokenizer, which writes <s> before every text by itself, as Llama's and Gemma's do. ends:
+    and its end of text behind it.
+    """
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    end = tokenizer.eos_token
+    pairs = [("<s>", tokenizer.bos_token_id), (end, tokenizer.eos_token_id)]
+    form = f"<s> $A {end}" if ends else "<s> $A"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(form, None, pairs)
+    return tokenizer

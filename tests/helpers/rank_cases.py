@@ -13,6 +13,8 @@ from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.gspo import GSPO
+from postgrad.algorithms.kto import KTO
+from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
@@ -34,6 +36,7 @@ from postgrad.models.routers import Routers
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings, ModelSettings, Recompute
 from postgrad.models.states import carry_states
+from postgrad.ops.advantages import whitened
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
@@ -141,6 +144,15 @@ def experience(case: Case, number: int) -> Experience:
     }
     if case.kind == "sft":
         columns = {}
+    if case.kind == "kto":
+        alone = replace(sequences, group=np.arange(len(sequences)))
+        desirable, crossed = rng.random(len(alone)) < 0.4, rng.normal(0.5, 1.0, len(alone))
+        return KTO().experience(alone, desirable, columns["old_logprobs"], crossed)
+    if case.kind == "reinforce_pp":
+        mask = sequences.loss_mask
+        columns["advantages"] = mask.like(
+            (whitened(columns["advantages"].values, mask.values) * mask.values).astype(np.float32)
+        )
     if case.kind == "gspo":  # some tokens and some responses are far from the sampler
         waves = (0.3 * np.sin(np.arange(len(mask)) + mask.sum()) * mask for mask in masks)
         sampled = [row + wave for row, wave in zip(old, waves, strict=True)]
@@ -162,7 +174,11 @@ def algorithm(case: Case) -> Algorithm:
     if case.kind == "gspo":
         rejection: dict[Any, Any] = {"token": (0.77, 1.3), "mean_k3": 0.022}
         return GSPO(correction="tis", correction_level="sequence", rejection=rejection)
-    return {"grpo": GRPO, "echo": GRPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
+    kinds: dict[str, type[Algorithm]] = {
+        "grpo": GRPO, "echo": GRPO, "sft": SFT, "reward": BradleyTerry, "kto": KTO,
+        "reinforce_pp": ReinforcePP,
+    }  # fmt: skip
+    return kinds[case.kind]()
 
 
 def backbone_of(case: Case, lm: Any) -> Backbone:

@@ -1,12 +1,17 @@
+import weakref
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from postgrad.algorithms.grpo import GRPO
+from postgrad.checkpoint.parts import Reader
 from postgrad.core.errors import RunError
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
+from postgrad.models import stored
 
 ALL = np.arange(9)
 OPTIMIZERS = ("adamw", "muon")
@@ -82,6 +87,42 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience,
         straight.backbone.lm.parameters(), second.backbone.lm.parameters(), strict=True
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_checkpoint_is_in_memory_one_tensor_at_a_time(
+    make_learner, experience, kind, dtype, tmp_path, monkeypatch
+):
+    """axolotl#219: a resume that holds its state twice runs out of memory where a start did not."""
+    first = make_learner(optimizer=kind, dtype=dtype, ema_decay=0.9)
+    first.update(Update(experience, ALL), GRPO()).result()
+    for stem, tensors in first.tensors().items():
+        save_file(
+            {name: t.contiguous() for name, t in tensors.items()}, tmp_path / f"{stem}.safetensors"
+        )
+    from_file, reads, most = stored._from_file, [], 0
+
+    def tracked(*place):
+        read = from_file(*place)
+
+        def tracking(box):
+            nonlocal most
+            most = max(most, sum(ref() is not None for ref in reads))
+            numbers = read(box)
+            reads.append(weakref.ref(numbers))
+            return numbers
+
+        return tracking
+
+    monkeypatch.setattr(stored, "_from_file", tracked)
+    second = make_learner(optimizer=kind, dtype=dtype, ema_decay=0.9)
+    second.load(Reader(tmp_path, frozenset(path.name for path in tmp_path.iterdir())))
+    assert len(reads) > len(first.optimizer.master) > 8
+    assert most <= 1
+    second.update(Update(experience, ALL), GRPO()).result()
+    first.update(Update(experience, ALL), GRPO()).result()
+    assert all(torch.equal(w, second.weights()[name]) for name, w in first.weights().items())
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

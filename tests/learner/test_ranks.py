@@ -1,5 +1,7 @@
 """The learner on 2 and on 4 ranks gives the weights of one: README.md of tests/invariants."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from helpers.halves import in_halves
 from helpers.rank_cases import MANY, Case, algorithm, distance, experience, learner, train
 from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
+from postgrad.core.records import Experience
 from postgrad.learner.context import require_heads
 from postgrad.learner.update import Update
 from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
@@ -34,6 +37,7 @@ TWO = [
     Case("zero3", dtype="bfloat16", updates=MANY),
     Case("zero2", optimizer="muon"),
     Case("zero3", kind="echo"),
+    Case("zero2", kind="kto"),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -53,6 +57,8 @@ FOUR = [
 SHARED = [  # both ranks have a run of each sequence's rows
     Case("none", kind="gspo", tied=False, updates=MANY),
     Case("none", kind="echo"),
+    Case("none", kind="kto"),
+    Case("zero1", kind="reinforce_pp"),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),
@@ -115,7 +121,8 @@ def compare(case: Case, alone: Path, ranks: Path) -> None:
     limit = TOLERANCE[case.dtype]
     # Weights that round to bfloat16 part by a whole rounding here and there: later outputs follow.
     outputs = "output." if case.dtype == "float32" else "output.0"
-    for what in ("model." if not case.lora else "base_model.", "ema.", outputs, "whole."):
+    parts = ["model." if not case.lora else "base_model.", "ema.", outputs, "whole."]
+    for what in [*parts, *({"logprobs"} & one.keys())]:
         assert distance(what, one, many) < limit, what
     for of in (one, many):  # a prompt whose answers are dealt to several ranks is computed on each
         for name in [name for name in of if name.endswith("/computed_tokens")]:
@@ -163,6 +170,48 @@ def test_ranks_that_share_matrices_give_the_weights_of_one(
     case: Case, alone: Path, matrices: Path
 ) -> None:
     compare(case, alone, matrices)
+
+
+def lopsided(case: Case) -> dict[str, Experience]:
+    """Updates of two groups that differ in what there is to measure: with two ranks, one has it."""
+    drawn = experience(case, 0)
+    first = drawn.sequences.group == 0
+    assert drawn.replies is not None
+    of_first = drawn.replies.like(drawn.replies.values * np.repeat(first, drawn.replies.lengths))
+    return {
+        "a signal in one group": replace(drawn, has_gradient=first),
+        "replies in one group": replace(drawn, replies=of_first),
+        "replies where there is no signal": replace(drawn, has_gradient=~first, replies=of_first),
+        "no signal": replace(drawn, has_gradient=np.zeros(len(drawn), np.bool_)),
+    }
+
+
+def measured(ranks: Ranks, folder: Path, case: Case) -> None:
+    """Writes the metrics of lopsided updates, and those of a single sequence, from every rank."""
+    numbers: dict[str, dict[str, float]] = {}
+    for name, drawn in lopsided(case).items():
+        one: Any = learner(case, ranks)
+        update = Update(drawn, np.arange(len(drawn)))
+        numbers[name] = one.update(update, algorithm(case)).result().metrics
+        lone = Update(drawn, np.arange(1))
+        numbers[f"{name}, one row"] = one.update(lone, algorithm(case)).result().metrics
+    (folder / f"{ranks.rank}-{ranks.size}.json").write_text(json.dumps(numbers))
+
+
+def test_a_metric_that_one_rank_alone_has_is_that_of_one_process(tmp_path: Path) -> None:
+    """trl#7310: where names differ between ranks, others wait for each other for ever."""
+    case = Case("zero3", kind="echo", groups=2)
+    measured(Ranks(), tmp_path, case)
+    run_ranks(2, measured, tmp_path, case)
+    alone, *several = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("0-1", "0-2", "1-2")
+    )
+    assert {len(metrics) for metrics in alone.values()} == {5, 13}  # nothing computed, and all
+    for name, metrics in alone.items():
+        for of in (metrics, *(told[name] for told in several)):
+            del of["policy/computed_tokens"]  # a prompt is computed where it has answers
+        for told in several:
+            assert told[name] == pytest.approx(metrics, rel=1e-4, abs=1e-6), name
 
 
 def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:

@@ -1,5 +1,6 @@
 """Environments beside the engine: how long they take does not change what is decoded together."""
 
+import itertools
 import random
 import threading
 import time
@@ -267,6 +268,41 @@ def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
             [(r.token_ids.tobytes(), r.logprobs.tobytes()) for g in groups for r in g.rollouts]
         )
     assert results[0] == results[1] == results[2]
+
+
+def test_a_queue_far_longer_than_the_engine_has_rows_ends_in_order_with_the_same_tokens(
+    model, tokenizer, prompt
+):
+    """verl#7990: 64 samples of two turns in two rows, also where new weights come in the middle."""
+    other = list(model("qwen3", seed=1).named_parameters())
+    prompts = [Prompt(t, prompt(t, 5), "?", None, "rows", t) for t in range(16)]
+
+    def played(slots: int, publish: int | None = None) -> list[Any]:
+        """publish: after so many turns."""
+        engine = LocalEngine(model("qwen3"), tokenizer, slots=slots, cache_tokens=slots * 64)
+        late, turns = Late(random.Random(slots)), itertools.count(1)
+
+        def begin(response: Completion, reply: Observation) -> Future[Observation]:
+            if next(turns) == publish:
+                engine.load_weights(other, 1)
+            return late(response, reply)
+
+        environments = Environments({None: Replies(begin, turns=2, concurrent=3)})
+        drawing = Drawing(4, SamplingSettings(max_new_tokens=8), 3, environments)
+        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, tokenizer)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        assert [(r.ticket, r.sample) for r in rollouts] == [divmod(n, 4) for n in range(64)]
+        return rollouts
+
+    narrow, wide = played(2), played(64)
+    assert [r.token_ids.tolist() for r in narrow] == [r.token_ids.tolist() for r in wide]
+    assert len({r.token_ids.tobytes() for r in narrow}) > 32
+    renewed = played(2, publish=40)
+    assert {v for r in renewed for v, _ in r.versions} == {0, 1}
+    for before, after in zip(narrow, renewed, strict=True):
+        assert [turn.author for turn in after.turns] == ["policy", "environment", "policy"]
+        if all(version == 0 for version, _ in after.versions):
+            assert after.token_ids.tolist() == before.token_ids.tolist()
 
 
 def test_what_a_step_waits_for_is_told_by_ticket() -> None:

@@ -21,8 +21,10 @@ from postgrad.core.records import PlacedImage, Sequences
 from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import held_out
 from postgrad.data.pairs import load_labelled, load_pairs
+from postgrad.data.settings import PairSettings
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.tools.export import export
 from postgrad.training.pairs import PreferenceJob, mismatched
 from postgrad.training.start import resume, train
 
@@ -261,6 +263,42 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
         train_until_killed(monkeypatch, PreferenceJob, step, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(whole, killed, 7)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["whole", "lora"])
+def test_rewards_of_held_out_pairs_after_a_resume_are_measured_from_the_start(
+    lora: Any,
+    make_recipe: Any,
+    models: Models,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """trl#1107: the only evaluation is the last, in another process than the first step's."""
+    held = write_pairs(tmp_path / "held.jsonl", 40, 4)
+    recipe = make_recipe(
+        "preference",
+        model={"path": models(1), "init": None, "lora": lora},
+        algorithm={"type": "dpo", "beta": 0.3},
+        data={"max_len": 64, "cache": False},
+        eval={"path": str(held), "at_end": True},
+        checkpoint={"save_steps": 1},
+    )
+    train_until_killed(monkeypatch, PreferenceJob, 2, recipe, console)
+    resume(Path(recipe.run_dir), [], [], console)
+    trained = export(Path(recipe.run_dir), "latest", tmp_path / "trained")
+    pairs = load_pairs(PairSettings(path=str(held)), load_tokenizer(models(1))).all()
+    rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
+    starts = [int(np.argmax(m)) for pair in pairs for m in (pair.chosen_mask, pair.rejected_mask)]
+    with torch.no_grad():
+        policy, ref = (
+            sums(answer_logprobs(plain(str(path)), rows, starts)) for path in (trained, models(1))
+        )
+    rewards = 0.3 * (policy - ref)
+    assert rewards.abs().max() > 0.01
+    (line,) = lines(Path(recipe.run_dir) / "eval.jsonl")
+    assert line["reward_chosen"] == pytest.approx(rewards[0::2].mean().item(), abs=1e-5)
+    assert line["reward_rejected"] == pytest.approx(rewards[1::2].mean().item(), abs=1e-5)
 
 
 def _with_path(changes: dict[str, Any], tmp_path: Path) -> dict[str, Any]:

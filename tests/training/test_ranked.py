@@ -111,11 +111,14 @@ def test_the_command_that_the_page_shows_for_one_machine_trains_on_four_ranks(
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 
+@pytest.mark.parametrize("rows", [9, 1])
 def test_a_held_out_loss_on_ranks_is_that_of_one_process(
-    make_recipe: Any, console: Console
+    make_recipe: Any, console: Console, rows: int
 ) -> None:
-    """Nine conversations on two ranks: shares are unequal, and every token counts once."""
-    held = {"size": 9, "n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
+    """Nine conversations on two ranks: shares are unequal, and every token counts once. Of a single
+    one, one of the ranks has nothing (verl#7464).
+    """
+    held = {"size": rows, "n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
     changes = {"rewards": [], "eval": held}
     alone = make_recipe("sft", "alone", steps=STEPS, learner=LEARNER, **changes)
     several = make_recipe("sft", "several", **on_ranks(2, "zero3"), **changes)
@@ -127,7 +130,7 @@ def test_a_held_out_loss_on_ranks_is_that_of_one_process(
     )
     assert [line["step"] for line in two] == [0, STEPS]
     for a, b in zip(one, two, strict=True):
-        assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], 9)
+        assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], rows)
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
 
 

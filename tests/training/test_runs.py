@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.runs import assert_same_run, lines, tensors
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import claimed
 from postgrad.tools.export import export
+from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
 
 
@@ -118,6 +119,26 @@ def test_the_best_checkpoint_is_kept_and_named(make_recipe: Any, console: Consol
     folder = Path(recipe.run_dir) / "checkpoints"
     assert (folder / "best").read_text("utf-8").strip() == f"step-{best:06d}"
     assert (folder / "latest").read_text("utf-8").strip() == "step-000004"
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_of_equal_evaluations_the_earliest_stays_the_best(
+    mode: str, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NeMo RL#3067. The rate is so small that all are equal; the last two come after a resume."""
+    recipe = make_recipe(
+        "sft",
+        eval={"every": 1, "at_start": False, "greedy": True, "n_samples": 1, "pass_at": [1]},
+        checkpoint={"save_steps": 1, "best_metric": "eval/reward", "best_mode": mode},
+        learner={"lr": 1e-30},
+    )
+    train_until_killed(monkeypatch, SFTJob, 1, recipe, console)
+    best = resume(Path(recipe.run_dir), [], [], console)["best"]
+    values = [line["reward"] for line in lines(Path(recipe.run_dir) / "eval.jsonl")]
+    assert values == [best["value"]] * 3
+    assert (best["step"], best["waited"]) == (1, 2)
+    folder = Path(recipe.run_dir) / "checkpoints"
+    assert (folder / "best").read_text("utf-8").strip() == "step-000001"
 
 
 def test_bfloat16_trains_over_float32_masters(make_recipe: Any, console: Console) -> None:

@@ -286,16 +286,27 @@ class KeysOfMessages:
         ]
 
 
+def begins_texts(tokenizer: Any) -> bool:
+    """Whether the tokenizer writes its begin of text before every text by itself, as Llama's."""
+    begin = tokenizer.bos_token_id
+    return begin is not None and list(tokenizer("")["input_ids"][:1]) == [begin]
+
+
 def documents(
     tokenizer: Any, texts: Iterable[str]
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
-    text behind each. Every token but the first bears loss, since nothing predicts that one.
+    text behind each. Every token but the first bears loss, since nothing predicts that one. A text
+    that has either already, as a chat template wrote it, gets no second.
 
     Raises Unencodable where the tokenizer lacks a character.
     """
-    end = tokenizer.eos_token_id
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     for text_ids in encoded_texts(tokenizer, texts, add_special_tokens=True):
+        if begin is not None and text_ids[:2] == [begin, begin]:
+            text_ids = text_ids[1:]
+        if end is not None and text_ids[-2:] == [end, end]:
+            text_ids = text_ids[:-1]
         closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
         ids = np.array(closed, np.int32)
         yield ids, np.arange(len(ids)) > 0

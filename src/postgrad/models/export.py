@@ -50,6 +50,7 @@ from postgrad.models.tokenizer import load_tokenizer
 PROBE = "The quick brown fox jumps over the lazy dog."
 CPU = torch.device("cpu")
 SHARD_BYTES = 5 * 10**9  # of one file
+PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")  # of generation_config.json
 TOLERANCE = 1e-5  # largest difference of logits; the same weights in one dtype differ by less
 
 
@@ -272,9 +273,15 @@ def _shards(state: Mapping[str, Tensor]) -> list[list[str]]:
 def _generation_config(
     base: str, tokenizer: Any, eos_token: Sequence[str]
 ) -> GenerationConfig | None:
-    """The base's generation config, else one with the end-of-sequence and padding tokens alone."""
+    """The base's generation config, else one with the end-of-sequence and padding tokens alone.
+
+    Without the base's penalties: they change what the weights say by what was written before, and
+    no loss, sample or evaluation had them. vLLM and `generate` would apply them unasked.
+    """
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     generation = load_generation_config(base) or GenerationConfig(**ends)
+    for penalty in PENALTIES:
+        setattr(generation, penalty, None)
     return with_ends(generation, tokenizer, eos_token)
 
 

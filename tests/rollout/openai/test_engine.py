@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from contracts.conftest import small_tokenizer
+from helpers.chat import chat_tokenizer, with_begin
 from helpers.chat_server import Answer, chat_server
 from helpers.image_directories import picture
 from postgrad.core.errors import RunError, UsageError
@@ -76,6 +77,20 @@ def test_a_server_of_completions_gets_the_rendered_text(make_engine):
     assert server.requests[0][0] == "/v1/completions"
     assert server.requests[0][2]["prompt"] == "abc"
     assert (one.text, one.finish_reason, one.turn) == ("ba", "length", 1)
+
+
+@pytest.mark.parametrize("adds", [{}, {"add_special_tokens": True}, {"add_special_tokens": False}])
+def test_a_server_whose_tokenizer_begins_every_text_is_sent_no_second_begin(make_engine, adds):
+    """vLLM does so unless add_special_tokens says otherwise."""
+    script, place = lambda *_: completion("ba"), {"endpoint": "completions"}
+    engine, server = make_engine(script, **place, extra_body=adds)
+    tokenizer = with_begin(chat_tokenizer("{{ bos_token }}{{ messages[0].content }}"))
+    text = tokenizer.apply_chat_template(ASKED[1:], tokenize=False)
+    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    engine._tokenizer = tokenizer
+    list(generate(engine, [replace(request(samples=1, messages=()), token_ids=ids)]))
+    sent = server.requests[0][2]["prompt"]
+    assert tokenizer(sent, **adds)["input_ids"] == ids.tolist()  # what the server reads
 
 
 def test_tokens_are_ours_and_logprobs_are_not_known(make_engine):

@@ -310,6 +310,9 @@ def test_vllm_is_started_as_it_is_told(served: Any) -> None:
     arguments = engine_arguments(START)
     assert engine.arguments == arguments
     assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert (
+        arguments["generation_config"] == "vllm"
+    )  # not the model's: the recipe says how to sample
     assert arguments["max_model_len"] == 41
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["trust_remote_code"] is False

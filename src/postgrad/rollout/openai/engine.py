@@ -20,6 +20,7 @@ from postgrad.core.media import image_store, plain_file
 from postgrad.core.records import PlacedImage
 from postgrad.core.seeds import integer
 from postgrad.data.images import sent_message
+from postgrad.data.templates import begins_texts
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
 from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.openai.settings import OpenAISettings
@@ -115,7 +116,7 @@ class OpenAIEngine:
             messages = [sent_message(message, _picture) for message in request.messages]
             prompt_fields: dict[str, Any] = {"messages": messages}
         else:
-            prompt_fields = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
+            prompt_fields = {"prompt": self._text(request.token_ids.tolist())}
         counters = (request.ticket, sample, request.turn)
         body = {
             "model": self._model,
@@ -127,6 +128,16 @@ class OpenAIEngine:
         if "max_completion_tokens" in body:  # servers that have the new name refuse the old one
             del body["max_tokens"]
         return body
+
+    def _text(self, ids: list[int]) -> str:
+        """The text of a prompt, without the begin of text that the server's tokenizer, which is
+        that of the model here, writes before it by itself, unless it is told not to.
+        """
+        adds = self._settings.extra_body.get("add_special_tokens", True)
+        begins = ids[:1] == [self._tokenizer.bos_token_id]
+        if adds and begins and begins_texts(self._tokenizer):
+            ids = ids[1:]
+        return self._tokenizer.decode(ids)
 
     def _require_place(self, request: Request) -> None:
         """Raises UsageError for what the endpoint does not take: an option, a later turn, which has
