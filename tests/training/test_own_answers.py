@@ -210,6 +210,10 @@ def test_a_student_comes_nearer_to_its_teacher_on_its_own_answers(
             {"rollout": {"source": "replay", "replay_path": "runs/x"}},
             r'rollout\.source: "replay" has no answers of this student',
         ),
+        (
+            {"data": {"path": "rows.jsonl", "loss_turns": "everything"}},
+            r'data\.loss_turns: "everything" leaves no question to answer, with algorithm.on_policy',
+        ),
     ],
 )
 def test_what_does_not_go_with_own_answers_is_refused(

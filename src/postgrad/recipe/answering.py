@@ -199,6 +199,9 @@ def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         if dataset.text:
             place = _of_dataset(recipe, number, "text")
             yield place, f"is plain text, which asks nothing, {why}: name columns of questions"
+        elif dataset.loss_turns == "everything":
+            place = _of_dataset(recipe, number, "loss_turns")
+            yield place, f'"everything" leaves no question to answer, {why}: take "all"'
     if rollout.max_new_tokens >= recipe.data.max_len:
         yield (
             ("rollout", "max_new_tokens"),
