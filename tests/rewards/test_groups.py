@@ -120,7 +120,7 @@ def test_a_failure_is_one_of_every_sample_of_the_group(
         assert not group.kept.any()
     assert well.total.tolist() == [0.25, 1.25, 0.25]
     with pytest.raises(RunError, match=f"failed on {3 * len(deeds)} of {3 * len(deeds) + 3} "):
-        scorer.judge([*failed, well])
+        scorer.require_scored([*failed, well])
 
 
 def test_limits_of_time_are_of_a_group(make_scorer, make_prompt, make_rollouts):

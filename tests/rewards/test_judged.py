@@ -81,7 +81,7 @@ def test_a_judge_that_is_down_fails_every_sample_and_the_step(
     scorer = make_scorer(down)
     groups = scorer.score([(make_prompt(), make_rollouts(["good", "poor"]))])
     with pytest.raises(RunError, match=r"failed on 2 of 2 scored samples .*refused"):
-        scorer.judge(groups)
+        scorer.require_scored(groups)
 
 
 @pytest.mark.slow

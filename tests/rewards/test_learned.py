@@ -145,7 +145,7 @@ def test_what_is_no_number_is_a_recorded_failure(make_prompt, ending, bad):
         scorer_of(learned) as scorer,
         pytest.raises(RunError, match="failed on 1 of 2 scored samples"),
     ):
-        scorer.judge(scorer.score([(make_prompt(), ending(3, 4))]))
+        scorer.require_scored(scorer.score([(make_prompt(), ending(3, 4))]))
 
 
 def test_what_the_model_raises_is_raised(make_prompt, ending):

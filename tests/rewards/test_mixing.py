@@ -68,15 +68,15 @@ def test_details_are_kept_for_the_components_that_gave_any(mixed):
 
 def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(mixed):
     tally = Tally([mixed("drop_sample")])
-    tally.judge(1 / 3)
+    tally.require_scored(1 / 3)
     with pytest.raises(RunError) as error:
-        tally.judge(0.33)
+        tally.require_scored(0.33)
     assert "1 of 3 scored samples (b: error x1)" in str(error.value)
     assert "sample 1 of ticket 4 (row 14 of set): b: error: ValueError: no" in str(error.value)
 
 
 def test_a_step_without_samples_has_not_failed():
-    Tally([]).judge(0.0)
+    Tally([]).require_scored(0.0)
 
 
 GATE = RewardSettings(type="format", gate=True, gate_value=-1.0, weight=0.25)

@@ -251,7 +251,7 @@ def test_a_server_that_goes_down_fails_samples_and_the_step(
         assert scorer.check([make_prompt()]) == []
     groups = scorer.score([(make_prompt(), make_rollouts(["a"] * 20))])
     with pytest.raises(RunError, match=r"failed on 20 of 20 scored samples .*refused"):
-        scorer.judge(groups)
+        scorer.require_scored(groups)
     assert np.isnan(groups[0].total).all()
     messages = [failure.message for failure in groups[0].failures]
     assert sum("is left alone for another" in one for one in messages) >= 10

@@ -101,9 +101,9 @@ def test_a_step_in_which_too_many_samples_fail_stops_the_run(
         scorer.score([(make_prompt(), make_rollouts(texts))])
         for texts in (["1", "raise", "3", "4"], ["1", "raise", "nan", "4"])
     ]
-    scorer.judge(well)
+    scorer.require_scored(well)
     with pytest.raises(RunError, match="failed on 2 of 4 scored samples"):
-        scorer.judge(ill)
+        scorer.require_scored(ill)
 
 
 def test_a_step_is_refused_before_its_end_once_no_other_sample_can_save_it(
@@ -228,7 +228,7 @@ def test_an_environment_alone_scores_without_any_worker(make_prompt, make_rollou
         assert scorer.names == ["environment"]
         assert scorer.check([make_prompt()]) == []
         (group,) = scorer.score([(make_prompt(), rollouts)])
-        scorer.judge([group])
+        scorer.require_scored([group])
     assert group.rewards["environment"].tolist() == [0.0, 3.0]
     assert group.total.tolist() == [0.0, 1.5]
     assert group.kept.all()
@@ -290,7 +290,7 @@ def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prom
     counts = Scorer((), ScoringSettings(), played(1.0))
     too_many = r"failed on 1 of 1 scored samples \(environment: crash x1\)"
     with counts, pytest.raises(RunError, match=too_many):
-        counts.judge(counts.score([(make_prompt(), failed)]))
+        counts.require_scored(counts.score([(make_prompt(), failed)]))
 
 
 def test_each_environment_decides_what_becomes_of_its_own_rewards_and_failures(

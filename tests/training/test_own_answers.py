@@ -212,7 +212,7 @@ def test_a_student_comes_nearer_to_its_teacher_on_its_own_answers(
         ),
         (
             {"data": {"path": "rows.jsonl", "loss_turns": "everything"}},
-            r'data\.loss_turns: "everything" leaves no question to answer, with algorithm.on_policy',
+            r'data\.loss_turns: "everything" leaves no question to answer',
         ),
     ],
 )

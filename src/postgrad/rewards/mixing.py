@@ -146,7 +146,7 @@ class Tally:
                 self._causes.update(f"{f.component}: {f.cause}" for f in group.failures)
                 self._examples[group.prompt.ticket] = describe(group.prompt, group.failures[0])
 
-    def judge(self, max_failed_fraction: float) -> None:
+    def require_scored(self, max_failed_fraction: float) -> None:
         """ScoresMissing where more than this fraction of the samples failed."""
         if self.failed <= max_failed_fraction * self.samples:
             return

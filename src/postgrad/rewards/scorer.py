@@ -229,13 +229,13 @@ class Scorer:
             done |= {group.prompt.ticket: group for group in self.completed(wait=True)}
         return [done[prompt.ticket] for prompt, _ in pairs]
 
-    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+    def require_scored(self, groups: Iterable[ScoredGroup]) -> None:
         """ScoresMissing where too many samples of a step's groups failed."""
-        Tally(groups).judge(self._max_failed)
+        Tally(groups).require_scored(self._max_failed)
 
     def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
-        """Whether `judge` is certain to refuse a step of so many samples, whatever becomes of those
-        that are not in `groups`.
+        """Whether `require_scored` is certain to refuse a step of so many samples, whatever becomes
+        of those that are not in `groups`.
         """
         return Tally(groups).failed > self._max_failed * samples
 

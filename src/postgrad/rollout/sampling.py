@@ -34,12 +34,12 @@ class Scoring(Protocol):
         ...
 
     def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
-        """Whether `judge` is certain to refuse a step of so many samples, some of them in `groups`
-        and the others not yet scored.
+        """Whether `require_scored` is certain to refuse a step of so many samples, some of them in
+        `groups` and the others not yet scored.
         """
         ...
 
-    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+    def require_scored(self, groups: Iterable[ScoredGroup]) -> None:
         """Raises RunError where too many samples of a step failed."""
         ...
 
@@ -366,5 +366,5 @@ def sample_groups(
     sampler = GroupSampler(engine, scorer, drawing, tokenizer, on_done)
     sampler.start(prompts)
     groups = sampler.finish([prompt.ticket for prompt in prompts])
-    scorer.judge(groups)
+    scorer.require_scored(groups)
     return groups

@@ -293,7 +293,7 @@ class _Unscored:
     def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
         return False
 
-    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+    def require_scored(self, groups: Iterable[ScoredGroup]) -> None:
         pass
 
 

@@ -183,7 +183,7 @@ class RLJob:
                     component=failure.component,
                     cause=failure.cause,
                 )
-        parts.scorer.judge(sampled.all)  # after the causes are recorded
+        parts.scorer.require_scored(sampled.all)  # after the causes are recorded
         return sampled
 
     def _pause(self) -> tuple[Paused, Mapping[str, float]]:

@@ -14,7 +14,7 @@ from postgrad.observe.console import Console
 from postgrad.rewards.registry import build
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
-from postgrad.tools.dry_run.answers import Tried, judge, try_answers
+from postgrad.tools.dry_run.answers import Tried, report_doubts, try_answers
 from postgrad.tools.dry_run.outcome import Report
 
 KNOWING = """
@@ -63,7 +63,7 @@ def tried(*scores: tuple[float, float], sure: bool = True) -> Tried:
 
 def judged(report: Report, one: Tried, kind: str = "gsm8k") -> tuple[list[str], list[str]]:
     with report.check("verifiers") as check:
-        judge(report, check, one, RewardSettings(type=kind))
+        report_doubts(report, check, one, RewardSettings(type=kind))
     return [one.message for one in report.problems], [one.message for one in report.warnings]
 
 

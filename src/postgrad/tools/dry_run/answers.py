@@ -91,7 +91,7 @@ def try_answers(
             if component.scored
         )
         for component in tried:
-            judge(report, check, component, verifiers[component.name])
+            report_doubts(report, check, component, verifiers[component.name])
         for failure in _failures(groups):
             report.problem(check, failure, FAILURE)
 
@@ -166,7 +166,7 @@ def _scored(
         texts = dict.fromkeys(["", *right.values()])
         pairs.append((prompt, [_rollout(prompt, n, t, tokenizer) for n, t in enumerate(texts)]))
     groups = scorer.score(pairs)
-    scorer.judge(groups)
+    scorer.require_scored(groups)
     return groups
 
 
@@ -208,7 +208,7 @@ def _wrong(component: Tried) -> list[ScoredAnswer]:
     return [scored for scored in component.scored if not scored[2] >= RIGHT]
 
 
-def judge(report: Report, check: Check, component: Tried, reward: RewardSettings) -> None:
+def report_doubts(report: Report, check: Check, component: Tried, reward: RewardSettings) -> None:
     """Reports scores that cannot be right: reference answers without full score, empty answers
     with it, and judges that tell the two apart nowhere.
     """
