@@ -7,6 +7,7 @@ from postgrad.algorithms.cispo import CISPO
 from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.gspo import GSPO
+from postgrad.core.errors import UsageError
 
 
 def test_a_sample_is_measured_in_sample_deviations_of_its_group(make_batch):
@@ -52,6 +53,28 @@ def test_advantages_may_be_in_units_of_the_deviation_of_the_step(make_batch, kin
         advantages = credit.experience.columns["advantages"]
         expected = [gain / deviation for gain in gains]
         np.testing.assert_allclose([row[-1] for row in advantages], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [GRPO, DAPO, CISPO, GSPO])
+def test_advantages_are_clipped_once_they_are_normalised(make_batch, kind):
+    """Group 0 has the deviation 1, group 1 sqrt(2) / 10: advantages -1, 0, 1 and +-1 / sqrt(2)."""
+    batch = make_batch([0, 0, 0, 1, 1], [1, 2, 3, 0.1, 0.3], lengths=[1, 1, 1, 2, 2])
+    for bounds, expected, share in (
+        (0.8, [-0.8, 0, 0.8, -(0.5**0.5), 0.5**0.5], 2 / 6),
+        ([-0.5, 0.0], [-0.5, 0, 0, -0.5, 0], 1.0),
+    ):
+        credit = kind(advantage_clip=bounds).credit(batch, None, None, None, {})
+        advantages = [row[-1] for row in credit.experience.columns["advantages"]]
+        np.testing.assert_allclose(advantages, expected, rtol=2e-5)
+        assert credit.metrics["advantages/clipped_fraction"] == pytest.approx(share)
+    free = kind().credit(batch, None, None, None, {})
+    assert "advantages/clipped_fraction" not in free.metrics
+
+
+@pytest.mark.parametrize("bounds", [[0.5, 1.0], [0.0, 0.0], [1.0, -1.0], -2.0])
+def test_bounds_of_advantages_without_0_within_are_told(bounds):
+    with pytest.raises(UsageError, match="0 has to lie within, and low below high"):
+        GRPO(advantage_clip=bounds)
 
 
 def test_equal_rewards_of_a_step_have_no_advantage_in_units_of_its_deviation(make_batch):

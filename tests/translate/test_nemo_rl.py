@@ -445,3 +445,20 @@ def test_checkpoints_against_failures_are_saved_between_those_that_stay() -> Non
     odd = of(f"{place}save_period=100", f"{place}ft_save_period=30", f"{place}ft_keep_latest_k=2")
     assert odd.recipe["checkpoint"]["save_steps"] == 10
     assert "there every 100 and every 30" in odd.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [("-20", "20", 20.0), ("-5", "2", [-5.0, 2.0]), ("null", "5", [-1e6, 5.0])],
+)
+def test_bounds_of_advantages_are_carried(low: str, high: str, bounds: float | list[float]) -> None:
+    translation = of(f"+grpo.advantage_clip_low={low}", f"+grpo.advantage_clip_high={high}")
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["advantage_clip"] == bounds
+    assert missing(translation) == missing(of())
+
+
+def test_bounds_of_advantages_without_0_within_are_lost() -> None:
+    translation = of("+grpo.advantage_clip_low=1", "+grpo.advantage_clip_high=2")
+    assert "advantage_clip" not in translation.recipe["algorithm"]
+    assert missing(translation) - missing(of()) == {"grpo.advantage_clip_low"}

@@ -31,7 +31,8 @@ class OnPolicyDistillation(GRPO):
     """
 
     min_group_size: ClassVar[int] = 1  # the grades alone need no baseline
-    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")  # both act before grades are there
+    # All of them act before grades are there.
+    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in", "advantage_clip")
 
     graded_by: Literal["teacher", "policy", "reference"] = "teacher"
     # Reward from which on a sample is the {group.answer} of data.hint for others of its group.

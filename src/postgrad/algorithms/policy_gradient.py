@@ -23,7 +23,7 @@ from postgrad.algorithms.base import (
 )
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.kl_penalty import KLPenalty
-from postgrad.algorithms.reward_scaling import RewardScaling
+from postgrad.algorithms.reward_scaling import Bounds, RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
@@ -61,6 +61,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
     # Of the mean cross-entropy of environments' replies, which the policy learns to predict beside
     # its reward (ECHO, arXiv:2605.24517); 0: off.
     observation_coef: float = Field(0.0, ge=0.0)
+    # [low, high] of a token's advantage, or one number: +- it; None: off.
+    advantage_clip: Bounds | None = None
     # Do not train on samples that the token limit cut off; their rewards stay in the baseline.
     mask_truncated_completions: bool = False
 
@@ -69,6 +71,16 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         for name in self.unread:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_hold_zero(self) -> Self:
+        low, high = self.advantage_clip or (-1.0, 1.0)
+        if not (low <= 0.0 <= high and low < high):
+            raise ValueError(
+                f"advantage_clip = [{low:g}, {high:g}]: 0 has to lie within, and low below high; "
+                "one number above 0 is both bounds"
+            )
         return self
 
     @abstractmethod
@@ -163,9 +175,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
         columns = masked_columns(token_columns, sequences.loss_mask, type(self).__name__)
-        columns |= self._loss_columns(batch.sampled_logprobs.take(rows), old, sequences.loss_mask)
-        if self._kl_in_loss:
-            columns["ref_logprobs"] = required(ref, "'ref' logprobs")
+        metrics |= self._bound(columns)
+        sampled = batch.sampled_logprobs.take(rows)
+        columns |= self._logprob_columns(sampled, old, ref, sequences.loss_mask)
         if self._selects:
             metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy)
         if self.entropy_target is not None:
@@ -180,6 +192,15 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         experience = Experience(sequences, columns, self._has_gradient(columns, replies), replies)
         taken = None if taken is None else taken[kept]
         return Credit(experience, rows, state, metrics | shaping | more, taken)
+
+    def _bound(self, columns: dict[str, Ragged]) -> dict[str, float]:
+        """Clips the advantages among `columns`. Returns the metrics of that."""
+        if self.advantage_clip is None:
+            return {}
+        free = columns["advantages"]
+        columns["advantages"] = free.like(free.values.clip(*self.advantage_clip))
+        clipped, moving = free.values != columns["advantages"].values, free.values != 0
+        return {"advantages/clipped_fraction": float(clipped.sum() / max(1, moving.sum()))}
 
     def _replies(self, sequences: Sequences, written: Ragged) -> Ragged | None:
         """float32 [N] `observation_coef` at the tokens of environments, images apart; None without
@@ -229,8 +250,12 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         columns |= selected
         return metrics
 
-    def _loss_columns(self, sampled: Ragged, old: Ragged | None, mask: Ragged) -> dict[str, Ragged]:
-        """The columns that ratio and correction read; old: logprobs of the policy."""
+    def _logprob_columns(
+        self, sampled: Ragged, old: Ragged | None, ref: Ragged | None, mask: Ragged
+    ) -> dict[str, Ragged]:
+        """The columns that ratio, correction and KL read. sampled, old, ref: logprobs of the
+        sampler, the policy and the reference.
+        """
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
@@ -239,6 +264,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         if self.correction_normalised:
             before = required(old, "'old' logprobs")
             columns["correction_scale"] = self.correction_scale(before, sampled, mask)
+        if self._kl_in_loss:
+            columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         return columns
 
     def _has_gradient(

@@ -8,13 +8,23 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.ops.advantages import Amount, Floats, Ints, relative_penalties
 
 LEAST_STD = 1e-8  # a smaller deviation is rounding
+
+
+def _both(bounds: Any) -> Any:
+    """One number as both bounds."""
+    if isinstance(bounds, int | float) and not isinstance(bounds, bool):
+        return (-float(bounds), float(bounds))
+    return tuple(cast(list[Any], bounds)) if isinstance(bounds, list) else bounds
+
+
+Bounds = Annotated[tuple[float, float], BeforeValidator(_both)]  # [low, high], or one number: +- it
 
 
 class Moments(NamedTuple):
@@ -78,14 +88,7 @@ class RewardScaling(RolloutAlgorithm):
     # of the policy -> the share of its group's mean reward that the sample with most of it loses.
     length_penalty: Mapping[Amount, Annotated[float, Field(gt=0.0)]] = {}
     reward_scaling: Literal["none", "running"] = "none"
-    reward_clip: tuple[float, float] | None = None  # [low, high], or one number: +- it; None: off
-
-    @field_validator("reward_clip", mode="before")
-    @classmethod
-    def _one_number_is_both_bounds(cls, bounds: Any) -> Any:
-        if isinstance(bounds, int | float) and not isinstance(bounds, bool):
-            return (-float(bounds), float(bounds))
-        return tuple(cast(list[Any], bounds)) if isinstance(bounds, list) else bounds
+    reward_clip: Bounds | None = None  # [low, high], or one number: +- it; None: off
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:

@@ -9,6 +9,7 @@ from postgrad.translate.tables.nemo_rl import ESTIMATORS, FUNCTIONS, VERIFIERS
 
 _ENDS = (("min", 0.0), ("max", 1.0))  # of a range of rewards, with NeMo RL's defaults
 _LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
+_NO_BOUND = 1e6  # of an advantage that nothing bounds
 
 
 def algorithm(draft: Draft, options: Options) -> None:
@@ -35,6 +36,7 @@ def algorithm(draft: Draft, options: Options) -> None:
     if left_out and name not in ("rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo"):
         default = "" if any(map(options.states, _LEFT_OUT)) else "NeMo RL's default"
         draft.put("algorithm.leave_one_out", True, default)
+    _advantage_clip(draft, options)
     by_token = flag(options.take("loss_fn.token_level_loss", True))
     if name != "gspo":
         draft.put("algorithm.aggregation", "token" if by_token else "sequence")
@@ -46,6 +48,22 @@ def algorithm(draft: Draft, options: Options) -> None:
     draft.put("algorithm.clip_high", high)
     _kl(draft, options, name)
     _correction(draft, options, by_sequence=by_sequence)
+
+
+def _advantage_clip(draft: Draft, options: Options) -> None:
+    names = [f"grpo.advantage_clip_{side}" for side in ("low", "high")]
+    stated = [options.take(name) for name in names]
+    if stated == [None, None]:
+        return
+    low, high = (
+        none if bound is None else decimal(bound)
+        for bound, none in zip(stated, (-_NO_BOUND, _NO_BOUND), strict=True)
+    )
+    if not (low <= 0.0 <= high and low < high):
+        draft.miss(names[0], stated, "algorithm.advantage_clip holds 0, and low is below high")
+        return
+    comment = "one of them has no bound there" if None in stated else ""
+    draft.put("algorithm.advantage_clip", high if low == -high else [low, high], comment)
 
 
 def _kl(draft: Draft, options: Options, name: str) -> None:

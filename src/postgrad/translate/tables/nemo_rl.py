@@ -124,9 +124,6 @@ RULES: dict[str, Rule] = {
     "grpo.max_rollout_turns": _rollout_turns,
     "grpo.overlong_filtering": to("algorithm.mask_truncated_completions", read=on),
     "grpo.use_dynamic_sampling": _filtered,
-    **family(
-        "grpo.", "advantage_clip_low advantage_clip_high", missing("advantages are not bounded")
-    ),
     "grpo.batch_multiplier": missing_above_1(
         "tickets are replaced one by one where a group is filtered"
     ),
