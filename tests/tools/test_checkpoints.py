@@ -56,3 +56,18 @@ def test_what_was_not_evaluated_yet_is_shown_without_results(
     shown = capsys.readouterr().out
     assert shown.count("eval/accuracy") == 1
     assert "of step" not in shown
+
+
+@pytest.mark.slow
+def test_checkpoints_that_are_never_removed_are_marked(
+    make_recipe: Callable[..., Any], console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saves = {"save_steps": 1, "max_ckpt_num": 1, "keep_steps": 2}
+    recipe = make_recipe("sft", eval={}, checkpoint=saves, steps=5)
+    train(recipe, console)
+    capsys.readouterr()
+    found = checkpoints(Path(recipe.run_dir), Console("plain"))
+    assert [(one["step"], one["kept"]) for one in found] == [(2, True), (4, True), (5, False)]
+    shown = capsys.readouterr().out
+    assert shown.count("complete, kept") == 2
+    assert "complete, latest" in shown

@@ -80,6 +80,7 @@ class CheckpointInfo:
     files: tuple[str, ...]  # their names
     latest: bool  # whether a resume would go on from it
     best: bool
+    kept: bool  # whether it is never removed, by keep_steps
     problem: str | None  # what is damaged; None where nothing is
 
     @property
@@ -185,7 +186,15 @@ class CheckpointStore:
         latest = max(good, default=None)
         best = self._best(None if latest is None else good[latest])
         return [
-            _info(path, step, latest=step == latest, best=step == best, problem=problems.get(step))
+            CheckpointInfo(
+                step,
+                path,
+                *_files(path),
+                latest=step == latest,
+                best=step == best,
+                kept=self._keeps(step),
+                problem=problems.get(step),
+            )
             for step, path in paths.items()
         ]
 
@@ -271,10 +280,14 @@ class CheckpointStore:
                 write_text(self.root / name, f"{paths[step].name}\n")
         ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
         keep = {step for step in (latest, best) if step is not None}
-        if every := self._settings.keep_steps:
-            keep |= {step for step in ours if step % every == 0}
+        keep |= {step for step in ours if self._keeps(step)}
         for step in surplus(ours, self._settings.max_ckpt_num, keep):
             files.discard(ours[step], step)
+
+    def _keeps(self, step: int) -> bool:
+        """Whether a step's checkpoint is never removed."""
+        every = self._settings.keep_steps
+        return every > 0 and step % every == 0
 
 
 def parse_which(text: str) -> str | int:
@@ -298,14 +311,10 @@ def _reason(error: OSError) -> str:
     return "the disk is full" if is_full(error) else str(error)
 
 
-def _info(
-    path: Path, step: int, *, latest: bool, best: bool, problem: str | None
-) -> CheckpointInfo:
+def _files(path: Path) -> tuple[int, tuple[str, ...]]:
+    """The bytes of all files of a checkpoint, and their names."""
     inside = [file for file in sorted(path.iterdir()) if file.is_file()]
-    size = sum(file.stat().st_size for file in inside)
-    return CheckpointInfo(
-        step, path, size, tuple(file.name for file in inside), latest, best, problem
-    )
+    return sum(file.stat().st_size for file in inside), tuple(file.name for file in inside)
 
 
 def _was_best(path: Path, step: int) -> bool:

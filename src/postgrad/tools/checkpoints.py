@@ -63,6 +63,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             "complete": info.complete,
             "latest": info.latest,
             "best": info.best,
+            "kept": info.kept,
             "files": list(info.files),
             "problem": info.problem,
             "evaluations": metrics[info.step],
@@ -90,7 +91,8 @@ def _size(info: CheckpointInfo) -> str:
 def _marks(info: CheckpointInfo) -> str:
     if info.problem is not None:
         return info.problem
-    return ", ".join(name for name in ("complete", "latest", "best") if getattr(info, name))
+    marks = ("complete", "latest", "best", "kept")
+    return ", ".join(name for name in marks if getattr(info, name))
 
 
 def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
