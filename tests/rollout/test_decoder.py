@@ -148,7 +148,7 @@ def test_rows_that_end_at_any_length_are_decoded_in_few_shapes(
     attend = Decoding.attend
 
     def seen(self, layer, query, key, value, **how):
-        shapes.add((query.shape[1], self._old, self._new))
+        shapes.add((query.shape[1], self._prompt_places, self._response_places))
         return attend(self, layer, query, key, value, **how)
 
     alone = sampled(1)
