@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from helpers.image_directories import bomb, models, picture
 from helpers.image_models import IMAGE_MODELS
 from helpers.reward_server import reward_server
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.media import decoded
 from postgrad.models.config import load_config
 from postgrad.models.export import export_hf
@@ -151,6 +151,27 @@ def test_images_that_cannot_be_read_are_refused_and_nothing_is_held(served: Serv
         marked = {"text": "<|image_pad|> red"}
         status, reply = server.scores(marked)
         assert (status, reply["error"]["code"]) == (422, "cannot_encode")
+
+
+def test_an_image_that_two_threads_read_at_once_is_held_until_both_requests_end(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = served.images
+    assert held is not None
+    show = held.reader.show
+
+    def as_fast(digest: str, image: Any) -> Any:
+        monkeypatch.setattr(held.reader, "show", show)
+        held.hold(digest, PNG)  # as another thread does in the meantime
+        return show(digest, image)
+
+    monkeypatch.setattr(held.reader, "show", as_fast)
+    held.hold(DIGEST, PNG)
+    held.release([DIGEST])
+    assert held.pixels(DIGEST)
+    held.release([DIGEST])
+    with pytest.raises(RunError, match="its request has ended"):
+        held.pixels(DIGEST)
 
 
 def test_images_are_bounded_by_number_pixels_and_room(judge: Callable[[str], Path]) -> None:

@@ -66,6 +66,9 @@ class HeldImages:
         pixels = self.reader.show(digest, decoded(content))
         held = _Held(pixels, 1)
         with self._lock:
+            if digest in self._held:  # another thread has read it meanwhile
+                self._held[digest].requests += 1
+                return
             most = self.limits.image_bytes
             if self._held and self.nbytes + held.nbytes > most:
                 self.reader.forget(digest)
