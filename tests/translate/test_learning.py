@@ -80,6 +80,15 @@ def test_trl_s_warm_up_stable_decay_falls_in_its_last_updates() -> None:
     assert entry.value == {"num_stable_steps": 9, "warmup_type": "cosine"}
 
 
+def test_trl_s_warm_up_stable_decay_without_a_decay_is_told() -> None:
+    words = [*TRL, "--lr_scheduler_type", "warmup_stable_decay"]
+    place = ("learner", "schedule")
+    told = translate("trl", words).draft.comments[place]
+    assert "num_decay_steps is not said" in told
+    said = translate("trl", [*words, "--lr_scheduler_kwargs", '{"num_decay_steps": 40}'])
+    assert place not in said.draft.comments
+
+
 def test_prime_rl_s_line_falls_in_its_last_steps() -> None:
     words = ["rl", "--model.name", "m", "--max_steps", "100", "--trainer.optim.lr", "1e-5",
              "--trainer.scheduler.type", "linear"]  # fmt: skip

@@ -305,8 +305,10 @@ def _learner(draft: Draft, options: Options) -> None:
     }
     draft.miss("lr_scheduler_kwargs", unread, "learner.schedule falls once, to min_lr_ratio")
     if learning.is_stable(kind):
-        draft.put("learner.schedule", str(more.get("decay_type", "cosine")))
-        draft.put("learner.decay_updates", int(decimal(more.get("num_decay_steps", 0))) or None)
+        falling, shape = int(decimal(more.get("num_decay_steps", 0))), more.get("decay_type")
+        unsaid = "num_decay_steps is not said, an error there: give learner.decay_updates"
+        draft.put("learner.schedule", str(shape or "cosine"), "" if falling else unsaid)
+        draft.put("learner.decay_updates", falling or None)
         draft.put("learner.min_lr_ratio", decimal(more.get("min_lr_ratio", 0.0)) or None)
     else:
         least = more.get("min_lr_rate")
