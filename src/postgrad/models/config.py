@@ -55,6 +55,12 @@ def load_config(path: str) -> Any:
     return config
 
 
+def stored_dtype(path: str) -> torch.dtype:
+    """The dtype of a model's files as its config says, float32 where it says none."""
+    dtype = load_config(path).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
 def load_generation_config(path: str) -> GenerationConfig | None:
     """What generation_config.json of a model says; None where it has none. Of an adapter its own,
     or else its base's. Raises UsageError for one that cannot be read.

@@ -90,7 +90,7 @@ def export_hf(
     steps, of a process reward model, which is written as a model for token classification with two
     labels, and has no scale. chat_template: data.chat_template, which replaces the tokenizer's; ""
     keeps it. eos_token: ends of a policy's answers (with_ends). card: the text of the model card.
-    tokenizer: in place of the base's, with more tokens, for `weights` with more rows.
+    tokenizer: in place of the base's, with more tokens, for which `weights` have rows.
 
     `to` exists only after a reload has given the same logits and tokens. Raises UsageError where it
     exists already, RunError where it cannot be written or the reload differs; nothing is left then.
@@ -99,7 +99,7 @@ def export_hf(
         raise UsageError(f"{to} already exists: choose another directory")
     config = load_config(base)
     if tokenizer is not None:
-        _resize(config, base, weights)
+        _resize(config, len(tokenizer))
     tokenizer = with_template(tokenizer or load_tokenizer(base), chat_template)
     policy = kind = causal_class(config)
     if separator is not None:
@@ -135,11 +135,9 @@ def _describe_steps(config: Any, separator: str) -> Any:
     return AutoModelForTokenClassification
 
 
-def _resize(config: Any, base: str, weights: Mapping[str, Tensor]) -> None:
-    """Writes the rows of the embeddings in `weights` into a config of the base."""
-    lm = skeleton(config, causal_class(config), base)
-    embeddings = lm.get_input_embeddings().weight
-    rows = next(len(weights[name]) for name, p in lm.named_parameters() if p is embeddings)
+def _resize(config: Any, tokens: int) -> None:
+    """Gives a config rows for so many tokens, where it has fewer."""
+    rows = max(config.get_text_config().vocab_size, tokens)
     for part in (config, config.get_text_config()):
         if getattr(part, "vocab_size", None) is not None:
             part.vocab_size = rows

@@ -10,11 +10,10 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from postgrad.core.errors import UsageError
-from postgrad.models.config import load_config
+from postgrad.models.config import stored_dtype
 from postgrad.models.export import export_hf
 from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.stored import real
-from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 
 
@@ -33,23 +32,16 @@ def add_tokens(
     Returns the tokens with their ids. `to` exists only after plain transformers has read it and
     computed the same logits. Raises UsageError for a token that is there already or no text.
     """
-    loaded = load_model(model, dtype=_stored_dtype(model), in_files=True, images=True)
-    tokenizer = load_tokenizer(model)
-    before = len(tokenizer)
+    dtype = stored_dtype(model)
+    loaded = load_model(model, dtype=dtype, in_files=True, images=True)
+    tokenizer, size = loaded.tokenizer, len(loaded.tokenizer)
     ids = _extended(tokenizer, tokens, special)
-    rows = _matrices(loaded)
-    lowest = min(len(loaded.lm.get_parameter(name)) for name in rows)
-    weights = _Grown(loaded, rows, before, list(ids.values()), max(lowest, len(tokenizer)))
+    before = loaded.config.get_text_config().vocab_size
+    after = max(before, len(tokenizer))
+    weights = _Grown(loaded, _matrices(loaded), size, list(ids.values()), after)
     with console.phase("add tokens"):
-        export_hf(weights, model, to, dtype=weights.dtype, tokenizer=tokenizer)
-    return {
-        "model": str(to), "tokens": ids, "rows": {"before": lowest, "after": weights.rows}
-    }  # fmt: skip
-
-
-def _stored_dtype(model: str) -> torch.dtype:
-    dtype = load_config(model).dtype  # None where config.json says nothing
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+        export_hf(weights, model, to, dtype=dtype, tokenizer=tokenizer)
+    return {"model": str(to), "tokens": ids, "rows": {"before": before, "after": after}}
 
 
 def _extended(tokenizer: Any, tokens: Sequence[str], special: Sequence[str]) -> dict[str, int]:
@@ -103,10 +95,6 @@ class _Grown(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.loaded.lm.parameters()).dtype
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:

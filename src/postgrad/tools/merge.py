@@ -17,7 +17,7 @@ from postgrad.core.hub import split_revision
 from postgrad.core.progress import report
 from postgrad.models.adapter_merge import merge_adapter
 from postgrad.models.adapter_reader import read_adapter
-from postgrad.models.config import load_config
+from postgrad.models.config import load_config, stored_dtype
 from postgrad.models.export import export_hf
 from postgrad.models.files import is_adapter
 from postgrad.models.load import LoadedModel, load_model
@@ -46,9 +46,7 @@ def merge(asked: Merge, to: Path, console: Console) -> dict[str, Any]:
     else:
         weights, first = _merged(asked)
     model = first.source
-    stored = load_config(model).dtype  # None where config.json says nothing
-    stored = stored if isinstance(stored, torch.dtype) else torch.float32
-    dtype = stored if asked.dtype is None else getattr(torch, asked.dtype)
+    dtype = stored_dtype(model) if asked.dtype is None else getattr(torch, asked.dtype)
     merged_of = {path: _provenance(path) for path in (asked.base, *asked.models) if path}
     with console.phase("merge"):
         export_hf(
