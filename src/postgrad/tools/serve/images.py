@@ -40,7 +40,7 @@ class HeldImages:
     def __init__(self, reader: ImageReader, limits: ServerLimits, folder: Path | None) -> None:
         self.reader, self.limits = reader, limits
         self.folder = None if folder is None else ImageStore(folder)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._held: dict[str, _Held] = {}
 
     @property
@@ -59,15 +59,12 @@ class HeldImages:
         """Keeps an image for a request. Raises ValueError where it cannot be read, UsageError where
         the model's processor refuses it, Refusal (503) where no room is left.
         """
-        with self._lock:
-            if digest in self._held:
-                self._held[digest].requests += 1
-                return
+        if self._shared(digest):
+            return
         pixels = self.reader.show(digest, decoded(content))
         held = _Held(pixels, 1)
         with self._lock:
-            if digest in self._held:  # another thread has read it meanwhile
-                self._held[digest].requests += 1
+            if self._shared(digest):  # another thread has read it meanwhile
                 return
             most = self.limits.image_bytes
             if self._held and self.nbytes + held.nbytes > most:
@@ -75,6 +72,14 @@ class HeldImages:
                 message = f"images of open requests take {most} bytes already; try again later"
                 raise Refusal(503, "busy", message, retry_after=1)
             self._held[digest] = held
+
+    def _shared(self, digest: str) -> bool:
+        """Whether an image is held already; then by one more request."""
+        with self._lock:
+            if digest not in self._held:
+                return False
+            self._held[digest].requests += 1
+            return True
 
     def release(self, digests: Sequence[str]) -> None:
         """Ends the use of images by one request; those that no other shows are dropped."""
