@@ -147,7 +147,7 @@ def load_answers(
     refusal = partial(too_long, settings.max_len, "a conversation of ")
     bound = bound_of_conversations(settings, tokenizer, "all", refusal, images=reader is not None)
     answers = _selected(settings, read, selection, book, tokenizer, bound)
-    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader, used_texts)
+    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
     answers.begin, answers.end = columns["token_ids"].offsets[:-1], columns["token_ids"].offsets[1:]
     answers.tokens = TokenStore.of(columns["token_ids"].values, columns["loss_mask"].values)
     _use(answers, columns["starts"], used_texts)
@@ -223,7 +223,6 @@ def _columns(
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
-    used_texts: UsedTexts,
 ) -> TokenColumns:
     """By conversation, row after row, the tokens of its texts joined: see in_rows."""
     call = template_call(settings)
@@ -243,7 +242,7 @@ def _columns(
         )
 
         counts = array("q")  # texts of each conversation
-        texts = _texts(answers, rendered, counts, reader, used_texts)
+        texts = _texts(answers, rendered, counts, reader)
         ended = (_ended(*tokens) for tokens in marked(tokenizer, answers.rows, texts))
         return in_rows(ended, counts)
 
@@ -260,7 +259,6 @@ def _texts(
     rendered: Iterable[list[Rendered] | Unmarkable],
     counts: "array[int]",
     reader: "ImageReader | None",
-    used_texts: UsedTexts,
 ) -> Iterator[tuple[int, Rendered]]:
     """The texts of all conversations, each with its row. counts: gets how many each conversation
     has. Raises UsageError that names the row.
@@ -271,8 +269,6 @@ def _texts(
         try:
             if isinstance(texts, Unmarkable):
                 raise texts
-            if used_texts == "one" and len(texts) > 1:
-                raise Unmarkable(LABELLED_TEXTS)
             if reader is not None:
                 texts = with_image_texts(texts, answers.messages[number], reader)
         except Unmarkable as error:
@@ -302,7 +298,7 @@ def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:
     owners, first = np.unique(owner[further], return_index=True)
     if used_texts == "one" and len(owners):
         row = int(np.searchsorted(answers.bounds, owners[0], side="right")) - 1
-        raise unmarkable(answers.rows[row], Unmarkable(LABELLED_TEXTS))  # from the cache
+        raise unmarkable(answers.rows[row], Unmarkable(LABELLED_TEXTS))
     answers.begin = answers.begin.copy()
     for number, places in zip(owners.tolist(), np.split(inner[further], first[1:]), strict=False):
         if used_texts == "last":
