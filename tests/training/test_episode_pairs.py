@@ -134,13 +134,21 @@ def test_dpo_on_episodes_is_the_formula_over_the_policys_own_turns(
     expected = [sides[place][1].item() for place in np.sort(once).tolist()]
     assert marked.tokens.like(kept).sums() == pytest.approx(expected, rel=1e-5)
     ratio = torch.stack([own - of_reference for own, of_reference in sides])
+    line = compared_with_the_formula(recipe, policy, ratio)
+    assert line["samples"] == len(rows)
+
+
+def compared_with_the_formula(recipe: Any, policy: Any, ratio: torch.Tensor) -> dict[str, Any]:
+    """The metrics of a run's only step, whose loss and gradient are those of DPO. ratio: of each
+    side the difference of policy and reference, chosen and rejected in turn.
+    """
     loss = -logsigmoid(recipe.algorithm.beta * (ratio[0::2] - ratio[1::2])).mean()
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in policy.parameters() if p.grad is not None]).norm()
     (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
     assert line["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert line["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    assert line["samples"] == len(rows)
+    return line
 
 
 def thinking_model(folder: Path, seed: int) -> tuple[str, Any]:
@@ -216,12 +224,7 @@ def test_dpo_where_a_template_drops_thoughts_is_the_formula_over_every_text(
             own, of_reference = by_texts(policy, texts), by_texts(ref, texts)
             ratios.append(own - of_reference.detach())
     ratio = torch.stack(ratios)
-    loss = -logsigmoid(recipe.algorithm.beta * (ratio[0::2] - ratio[1::2])).mean()
-    loss.backward()
-    norm = torch.stack([p.grad.norm() for p in policy.parameters() if p.grad is not None]).norm()
-    (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
-    assert line["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert line["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    compared_with_the_formula(recipe, policy, ratio)
 
 
 @pytest.mark.slow
