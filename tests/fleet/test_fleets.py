@@ -22,9 +22,9 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.distilled import ReadingTeacher
+from postgrad.learner.offload import offload_between_passes
 from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.resting import rest_on_host
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.decoder import joined
 from postgrad.observe.console import Console
@@ -127,7 +127,7 @@ def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
     site: FakeSite, models: Callable[[int], str], reward_model: str
 ) -> None:
     fleet, group = fleet_on(site)
-    loads = methods_of(Fleet).keys() - {"release", "rest", "engine", "reward_model"}
+    loads = methods_of(Fleet).keys() - {"release", "free_memory", "engine", "reward_model"}
     assert loads == LOADERS.keys()
     for method, (name, kind) in LOADERS.items():
         path = reward_model if method == "frozen_reward_model" else models(0)
@@ -255,8 +255,8 @@ def test_roles_on_ranks_of_their_own_compute_the_bits_of_roles_beside_the_policy
     assert policy.local.roles.keys() == {"policy"}
     assert groups["critic"].local.roles.keys() == {"critic", "frozen_reward_model"}
     assert groups["reference"].local.roles.keys() == {"reference"}
-    spread.rest()
-    assert all(group.calls[-1] == ("rest", "all") for group in (policy, *groups.values()))
+    spread.free_memory()
+    assert all(group.calls[-1] == ("free_memory", "all") for group in (policy, *groups.values()))
     spread.release("reference")
     assert "reference" not in groups["reference"].local.roles
 
@@ -301,7 +301,7 @@ def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
         return column(*arguments, **how)
 
     role.backbone.column = seen
-    rest_on_host(role.backbone)
+    offload_between_passes(role.backbone)
     assert not any(there())
     assert role.logprobs(some_sequences()).result().values.tobytes() == expected
     assert inside == held

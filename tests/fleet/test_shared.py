@@ -117,7 +117,7 @@ def test_what_a_dead_process_kept_between_turns_is_made_again_to_the_same_bits(
     if not lockstep:
         whole = shared(2)
         lockstep.append(bits(in_lockstep(whole.engine)))
-        whole.engine.rest()  # turns that follow stand behind nothing
+        whole.engine.sleep()  # turns that follow stand behind nothing
         assert bits(in_lockstep(whole.engine)) == lockstep[0]
     lossy = shared(2, {1: dies_in("turn", turn)})
     assert bits(in_lockstep(lossy.engine)) == lockstep[0]

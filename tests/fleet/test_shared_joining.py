@@ -125,7 +125,7 @@ def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_ha
             each.engine.logprobs([request.token_ids for request in requests()], 1.0)
     started(growing, 1)
     if proved:  # it is up, and not only started
-        growing.engine.rest()
+        growing.engine.sleep()
     assert tokens(generate(growing.engine, requests())) == tokens(
         done := generate(expected.engine, requests())
     )
@@ -133,7 +133,7 @@ def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_ha
     (left,), (joined,) = growing.logs.of("engine_left"), growing.logs.of("engine_joined")
     assert (left["engine"], left["returns"], joined["engine"]) == (0, False, 1)
     assert (joined["version"], joined["serving"]) == (3, 1)
-    assert growing.site.policy.rests == 1  # when the one that joined had its weights
+    assert growing.site.policy.offloads == 1  # when the one that joined had its weights
     assert growing.engine.stats.by_engine()["engine/1/response_tokens"] > 0.0
 
 

@@ -27,11 +27,11 @@ class FakePolicy:
 
     def __init__(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.updates = 0
-        self.rests = 0  # how often it left its devices once more
+        self.offloads = 0  # how often it left its devices once more
         self.weights = weights
 
-    def rest(self) -> None:
-        self.rests += 1
+    def free_memory(self) -> None:
+        self.offloads += 1
 
     def hub_weights(self) -> RankedWeights:
         return RankedWeights(SendingRanks(self.weights), "policy")

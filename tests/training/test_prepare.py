@@ -89,7 +89,7 @@ def test_a_controller_without_a_gpu_leads_a_run_on_gpus(
     assert len(lines(folder / "metrics.jsonl")) == 3
     (first, second) = groups
     for group in (first, second):  # after the start; before, within and after each publish
-        assert [method for method, *_ in group.calls].count("rest") >= 1 + 3
+        assert [method for method, *_ in group.calls].count("free_memory") >= 1 + 3
 
 
 def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(

@@ -16,16 +16,16 @@ from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.learner import Learner
+from postgrad.learner.offload import KeptOnDevice, offload_between_passes
 from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.resting import Stays, rest_on_host
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.models.adapters import add_adapter
 from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.routers import routers_of
 from postgrad.models.settings import ModelSettings
-from postgrad.parallel.device import compute_dtype, give_back
+from postgrad.parallel.device import compute_dtype, empty_cache
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
@@ -94,7 +94,7 @@ class LocalFleet:
         if reference is None:
             backbone = self._frozen_backbone("reference", start)
             reference = Policy(backbone, recipe.logprob_temperature)
-            reference = self._rested(reference, "reference")
+            reference = self._offloaded(reference, "reference")
         self.roles["reference"] = reference
         return reference
 
@@ -130,20 +130,20 @@ class LocalFleet:
                 recipe, settings, path, choices, self._ranks, fresh_head=False
             )
             self._freeze(backbone, "reward_model")
-            model = self._rested(ScoreRole(backbone, "at"), "reward_model")
+            model = self._offloaded(ScoreRole(backbone, "at"), "reward_model")
         self.roles["frozen_reward_model"] = model
         return model
 
     def frozen_policy(self, path: str) -> Policy:
         policy = Policy(self._frozen_backbone("reference", path))
-        self.roles["frozen_policy"] = policy = self._rested(policy, "reference")
+        self.roles["frozen_policy"] = policy = self._offloaded(policy, "reference")
         return policy
 
     def teacher(self, path: str, number: int | None = None) -> Policy:
         temperature, name = self._site.recipe.logprob_temperature, teacher_name(number)
         table = ("teacher", "model") if number is None else ("teacher", "sets", number, "model")
         teacher = Policy(self._frozen_backbone("teacher", path, table, name), temperature)
-        self.roles[name] = teacher = self._rested(teacher, "teacher")
+        self.roles[name] = teacher = self._offloaded(teacher, "teacher")
         return teacher
 
     def reading_teacher(self, path: str, vocabulary: int) -> "ReadingTeacher":
@@ -156,25 +156,25 @@ class LocalFleet:
     def release(self, role: str) -> None:
         del self.roles[role]
         gc.collect()  # FSDP2's hooks and modules refer to each other: nothing else frees them
-        self.rest()
+        self.free_memory()
 
-    def rest(self, stays: Stays = "all") -> None:
-        for name, role in self.roles.items() if stays != "all" else ():
-            if isinstance(role, Learner) and role.resting:  # a publish reads the policy alone
-                role.resting.leave(self._staying(stays) if name == "policy" else "nothing")
-        give_back(torch.device(self._site.choices.device))
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        for name, role in self.roles.items() if keep != "all" else ():
+            if isinstance(role, Learner) and role.offload:  # a publish reads the policy alone
+                role.offload.offload(self._kept_of_policy(keep) if name == "policy" else "nothing")
+        empty_cache(torch.device(self._site.choices.device))
 
-    def _staying(self, stays: Stays) -> Stays:
+    def _kept_of_policy(self, keep: KeptOnDevice) -> KeptOnDevice:
         """What of the policy stays where the built-in engine in this process reads its tensors: in
         float32 those that the optimizer moves (WeightIntake).
         """
         recipe, dtype = self._site.recipe, self._site.choices.rollout_dtype
         rollout = recipe.rollout_settings
         if rollout is None or (rollout.type, recipe.cluster.type) != ("local", "local"):
-            return stays
+            return keep
         assert dtype is not None  # of every job that answers
         wide = compute_dtype(dtype, torch.device(self._site.choices.device)) == torch.float32
-        return "weights" if wide or stays == "weights" else "computing weights"
+        return "weights" if wide or keep == "weights" else "computing weights"
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
@@ -276,10 +276,10 @@ class LocalFleet:
         table = self._site.recipe.cluster.side_roles.get(role)
         return table is not None and table.offload and self._site.choices.device == "cuda"
 
-    def _rested(self, frozen: Frozen, role: str) -> Frozen:
-        """A frozen role, which rests between its passes where the recipe says so."""
+    def _offloaded(self, frozen: Frozen, role: str) -> Frozen:
+        """A frozen role, offloaded between its passes where the recipe says so."""
         if self._site.recipe.learner.sharding != "zero3" and self._offloads(role):
-            rest_on_host(frozen.backbone)
+            offload_between_passes(frozen.backbone)
         return frozen
 
     def _divide(

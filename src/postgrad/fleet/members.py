@@ -89,10 +89,10 @@ class EngineSite:
         alone = rollout is not None and rollout.sends_adapter
         return policy.adapter_weights() if alone else policy.hub_weights()
 
-    def rest(self) -> None:
+    def offload_policy(self) -> None:
         """The policy leaves GPUs on which engines sample: after its weights were sent once more."""
         if self.policy is not None:
-            self.policy.rest()
+            self.policy.free_memory()
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from postgrad.fleet.members import ROLLOUT, EngineSite
 from postgrad.fleet.remote import RankCalls, RankedRole
 from postgrad.fleet.session import ClusterSession
 from postgrad.fleet.shared import SharedEngine
-from postgrad.learner.resting import Stays
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
@@ -124,8 +124,8 @@ class RankedFleet:
         tables = {"frozen_reward_model": "reward_model", "reading_teacher": "teacher"}
         self._home(tables.get(role, "reference")).call("release", role).result()
 
-    def rest(self, stays: Stays = "all") -> None:
-        for handle in [group.call("rest", stays) for group in self._groups.values()]:
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        for handle in [group.call("free_memory", keep) for group in self._groups.values()]:
             handle.result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:

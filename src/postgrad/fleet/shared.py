@@ -216,10 +216,10 @@ class SharedEngine:
         self._pace = TurnPace()
         return in_order(requests)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         self._pace.stop()
         self._join()
-        self._of_all("rest")
+        self._of_all("sleep")
         for member in self._members:
             member.note_emptied()
 
@@ -228,7 +228,7 @@ class SharedEngine:
         self._interrupted = True
 
     def pause(self, logs: Logs) -> bool:
-        """Drops what is under way and rests, while the ranks are restarted from a checkpoint. A
+        """Drops what is under way and sleeps, while the ranks are restarted from a checkpoint. A
         process that was lost is started again beside them. logs: of the run from now on. False
         where none is left that has weights.
         """
@@ -245,7 +245,7 @@ class SharedEngine:
                 self._roster.start(member)
         self._roster.stats.count()
         self._roster.stats.settle()
-        self.rest()
+        self.sleep()
         return any(member.serves for member in self._members)
 
     def resume(self, policy: RankedRole | None) -> dict[int, Workers]:
@@ -330,7 +330,9 @@ class SharedEngine:
             if weights is None:
                 self._wait_for_weights(member)
             else:
-                self._send([member], WeightHandover(weights, self._site.rest), self._version)
+                self._send(
+                    [member], WeightHandover(weights, self._site.offload_policy), self._version
+                )
         if not member.serves:
             return
         try:

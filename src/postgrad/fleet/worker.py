@@ -25,8 +25,8 @@ from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
 from postgrad.learner.loss_scale import NUMBERS
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.learner.optimizer import UPDATES
-from postgrad.learner.resting import Stays
 from postgrad.learner.tensor import grid_of
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -89,8 +89,8 @@ class RankWorker:
     def release(self, role: str) -> None:
         self._fleet.release(role)
 
-    def rest(self, stays: Stays = "all") -> None:
-        self._fleet.rest(stays)
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        self._fleet.free_memory(keep)
 
     def start(self, role: str, name: str) -> None:
         """Calls a policy before its first update `name`, as a role of its own."""

@@ -214,8 +214,8 @@ def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) ->
     """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
     CPU's free memory could not hold both these passes and the optimizer's moments.
     """
-    if learner.resting is not None:
-        learner.resting.bring_all()
+    if learner.offload is not None:
+        learner.offload.reload_all()
     backbone = learner.backbone
     before = backbone.micro
     moments = _moments_to_come(learner)

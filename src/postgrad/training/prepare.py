@@ -86,7 +86,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
                 job = assemble_preference(run, recipe, path, checkpoint)
             case RLRecipe():
                 job = assemble_rl(run, recipe, path, stack, checkpoint)
-        run.fleet.rest()  # holes that loading left would stay for the whole run
+        run.fleet.free_memory()  # holes that loading left would stay for the whole run
     return job, path
 
 

@@ -58,18 +58,18 @@ def assemble_rl(
     roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
-    run.give_back("nothing")  # what loading took, before an engine looks how much is free
+    run.free_memory("nothing")  # what loading took, before an engine looks how much is free
     engine = _engine(run, path, stack, evaluator)
     publish = Publisher(
         roles.policy,
         engine,
         first,
-        run.give_back,
+        run.free_memory,
         run.console.warn,
         event=run.logs.event,
         adapter=recipe.rollout.sends_adapter,
     )
-    engine.rest()  # as it does while the policy learns
+    engine.sleep()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
     auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume

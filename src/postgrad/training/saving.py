@@ -144,7 +144,7 @@ class Saver:
         run = self._run
         run.directory.require_present()
         began = time.perf_counter()
-        run.give_back()  # what an update left would be measured as what a save takes
+        run.free_memory()  # what an update left would be measured as what a save takes
         with run.phase("save"):
             self.wait()
             self._at, self._passes = time.monotonic(), self._passes_of(state)

@@ -98,7 +98,7 @@ class OnlyRank:
             handle.set_result(getattr(self._worker, method)(*arguments))
         except Exception as error:  # noqa: BLE001  the handle raises it
             handle.set_exception(error)
-        if method == "rest":
+        if method == "free_memory":
             self._turns.append(_now("learner"))
         return handle
 
@@ -153,12 +153,12 @@ class PipedWorker:
 
 
 class Accounted(EngineWorker):
-    """A rollout worker that tells what it has after its rest."""
+    """A rollout worker that tells what it has after it went to sleep."""
 
     account: Account
 
-    def rest(self) -> None:
-        super().rest()
+    def sleep(self) -> None:
+        super().sleep()
         self.account.append(_now("engine"))
 
     def accounts(self) -> Account:
