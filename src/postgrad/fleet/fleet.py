@@ -22,7 +22,7 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
 
-class Site(Protocol):
+class RunContext(Protocol):
     """What a fleet reads of the run that it serves, and the choices that it settles there."""
 
     @property

@@ -216,10 +216,10 @@ def _keep() -> None:
 def main(folder: Path, size: str) -> dict[str, Any]:
     turns: Account = []
 
-    def start(site: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
-        group = OnlyRank(site.recipe, site.choices, turns)
+    def start(context: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
+        group = OnlyRank(context.recipe, context.choices, turns)
         session.reservation = NoPlaces()
-        return RankedFleet(site, group, session, *more)
+        return RankedFleet(context, group, session, *more)
 
     class Worker(PipedWorker):
         def close(self) -> None:
