@@ -67,7 +67,7 @@ def frozen_hash(path: str) -> str:
     return model_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def require_unchanged(context: RunContext, role: str, path: str) -> None:
+def require_same_frozen_weights(context: RunContext, role: str, path: str) -> None:
     """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
 
     Raises RunError where those of `role` are not what the run was started with.

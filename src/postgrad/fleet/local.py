@@ -89,7 +89,7 @@ class LocalFleet:
         recipe = self._rl_recipe
         policy: PolicyLearner | None = self.roles.get("policy")  # elsewhere, if the recipe says so
         start = recipe.reference.model.source or path
-        loading.require_unchanged(self._context, "reference", start)
+        loading.require_same_frozen_weights(self._context, "reference", start)
         reference = policy.under_adapter() if policy is not None and start == path else None
         if reference is None:
             backbone = self._frozen_backbone("reference", start)
@@ -102,7 +102,7 @@ class LocalFleet:
         recipe, policy = self._context.recipe, self._policy
         assert isinstance(recipe, RLRecipe | PreferenceRecipe)
         start = recipe.reference.model.source or path
-        loading.require_unchanged(self._context, "reference", start)
+        loading.require_same_frozen_weights(self._context, "reference", start)
         choices = self._context.choices
         backbone = loading.causal(recipe, recipe.reference.model, start, choices, self._ranks)
         backbone.lm.requires_grad_(False)
@@ -119,7 +119,7 @@ class LocalFleet:
 
     def frozen_reward_model(self, path: str) -> ScoreRole:
         recipe = self._rl_recipe
-        loading.require_unchanged(self._context, "reward_model", path)
+        loading.require_same_frozen_weights(self._context, "reward_model", path)
         critic: ScoreLearner | None = self.roles.get("critic")
         # has the critic's base where that is under an adapter
         frozen = self._context.choices.frozen
@@ -229,7 +229,7 @@ class LocalFleet:
             key = "critic.model.freeze" if role == "critic" else "model.freeze"
             freeze_parts(backbone.lm, settings, key)
         if settings.freeze or settings.lora is not None:
-            loading.require_unchanged(self._context, role, path)
+            loading.require_same_frozen_weights(self._context, role, path)
         if settings.lora is not None:
             seed = integer(recipe.seed, "adapter")
             backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
@@ -257,7 +257,7 @@ class LocalFleet:
         name: in the run's choices, where it is not the role's.
         """
         recipe = self._context.recipe
-        loading.require_unchanged(self._context, name or role, path)
+        loading.require_same_frozen_weights(self._context, name or role, path)
         settings = recipe.model_tables[table or (role, "model")]
         backbone = loading.causal(recipe, settings, path, self._context.choices, self._ranks)
         self._freeze(backbone, role)

@@ -47,7 +47,7 @@ from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
-from postgrad.training.pinned import pin, require_unchanged
+from postgrad.training.pinned import pin, require_same_sources
 from postgrad.training.rows import held_out, image_reader, print_rows
 
 ABOUT, SHARDS = "generate.json", "shards"
@@ -195,7 +195,7 @@ def generate(
 def _sources(recipe: Answering, recorded: Mapping[str, Any], to: Path) -> dict[str, str]:
     """Identities of models and data, which have to be those of the samples that `to` holds."""
     since, remedy = f"samples were written to {to}", "or choose another --to"
-    return require_unchanged(recipe, recorded.get("sources", {}), since=since, remedy=remedy)
+    return require_same_sources(recipe, recorded.get("sources", {}), since=since, remedy=remedy)
 
 
 def _sizes(

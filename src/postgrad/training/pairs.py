@@ -26,7 +26,7 @@ from postgrad.evaluation.pairs import PairEvaluator, sequences_of
 from postgrad.evaluation.results import Result
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
-from postgrad.fleet.loading import require_unchanged
+from postgrad.fleet.loading import require_same_frozen_weights
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import MovingReferenceRole, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
@@ -357,7 +357,7 @@ def _reference(
     """
     start = recipe.reference.model.source or path
     if start == path:
-        require_unchanged(run, "reference", start)
+        require_same_frozen_weights(run, "reference", start)
         reference, model = policy.start(), recipe.model
     else:
         reference, model = run.fleet.frozen_policy(start), recipe.reference.model

@@ -53,7 +53,7 @@ from postgrad.training.loop import Job
 from postgrad.training.out_of_memory import explain, phase_of, ran_out
 from postgrad.training.pairs import assemble_preference, assemble_reward
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
-from postgrad.training.pinned import require_unchanged
+from postgrad.training.pinned import require_same_sources
 from postgrad.training.rl_parts import assemble_rl
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
@@ -189,7 +189,7 @@ def prepare(
     checkpoint = _newest(store, console)
     recorded = checkpoint.state.choices if checkpoint else choices or {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
-    read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
+    read = require_same_sources(recipe, recorded.get("sources") or {}, allow_change)
     chosen = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
     gauges = _set_up(recipe, chosen)
     chosen, untried = auto_sizes.planned(recipe, chosen, recorded)
