@@ -25,7 +25,7 @@ from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
 from postgrad.rollout.transport.route import Place, Stated
 from postgrad.rollout.transport.send import LocalSource, send
-from postgrad.rollout.vllm.model import Model, seed_of
+from postgrad.rollout.vllm.model import SampledModel, seed_of
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
@@ -48,7 +48,7 @@ class VLLMEngine:
         self,
         processes: Sequence[VLLMProcess],
         inbox: "SimpleQueue[Arrived]",
-        model: Model,
+        model: SampledModel,
         *,
         level: int = 0,
         learner: torch.device | str = "cpu",
