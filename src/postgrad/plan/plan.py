@@ -241,7 +241,7 @@ def phase_bytes(planned: Outlook) -> dict[str, int]:
     }
 
 
-def foreseen_columns(
+def estimated_columns(
     seconds: Mapping[str, float], peaks: Mapping[str, int], kind: str = "memory"
 ) -> dict[str, float]:
     """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the

@@ -38,7 +38,7 @@ from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
@@ -277,7 +277,7 @@ def assemble_reward(
         evaluator = _evaluator(run, recipe, tokenizer, reader)
     run.count_rows(len(draws))
     model = run.fleet.reward_model(path)
-    foresee_disk(run, model.state_bytes())
+    estimate_disk(run, model.state_bytes())
     auto_sizes.try_tokens(run, [model])
     if checkpoint is not None:
         model.load(checkpoint.tensors)
@@ -307,7 +307,7 @@ def assemble_preference(
     policy = run.fleet.policy(path)
     moving = run.fleet.moving_reference(path) if recipe.reference.moves else None
     saved = [policy] if moving is None else [policy, moving]
-    foresee_disk(run, sum(role.state_bytes() for role in saved))
+    estimate_disk(run, sum(role.state_bytes() for role in saved))
     auto_sizes.try_tokens(run, [policy], [moving])
     reference = None
     if moving is None and algorithm.needs().reference:

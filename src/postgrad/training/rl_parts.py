@@ -28,7 +28,7 @@ from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl import Parts, RLJob, Roles
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 
 
 def assemble_rl(
@@ -105,7 +105,7 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     else:
         reference = run.fleet.reference(path) if needs.loads_reference else None
     roles = Roles(policy, critic, reference, moving)
-    foresee_disk(run, sum(role.state_bytes() for role in roles.saved))
+    estimate_disk(run, sum(role.state_bytes() for role in roles.saved))
     if checkpoint is not None:
         for role in roles.saved:
             role.load(checkpoint.tensors)

@@ -28,7 +28,7 @@ from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel.device import empty_cache
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.foreseen import Foreseen
+from postgrad.training.estimates import Estimates
 from postgrad.training.peaks import Peaks, Resident
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -251,7 +251,7 @@ class Run:
     watchdog: Watchdog
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
-    foreseen: Foreseen = field(default_factory=Foreseen)
+    estimates: Estimates = field(default_factory=Estimates)
     untried: frozenset[str] = frozenset()  # choices that are planned and not tried: auto_sizes
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0

@@ -38,7 +38,7 @@ RETRY_SECONDS = 10.0  # between two attempts of a last save on a full disk
 Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
-def foresee_disk(run: Run, size: int) -> None:
+def estimate_disk(run: Run, size: int) -> None:
     """Prints before the run how much disk its checkpoints of `size` bytes take. Raises SaveFailed
     where not even one has room.
     """

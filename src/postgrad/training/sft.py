@@ -32,7 +32,7 @@ from postgrad.rollout.settings import SamplingSettings
 from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
@@ -210,7 +210,7 @@ def assemble_sft(
     run.count_rows(len(conversations))
     own_answers = _own_answers(recipe)
     policy = run.fleet.policy(path)
-    foresee_disk(run, policy.state_bytes())
+    estimate_disk(run, policy.state_bytes())
     if checkpoint is not None:
         policy.load(checkpoint.tensors)
     engine = publish = None
