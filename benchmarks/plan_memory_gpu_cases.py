@@ -86,7 +86,7 @@ class Case:
             "batch": {"train_batch_size": count, "micro_train_tokens": self.tokens},
             "data": {"path": str(rows), "prompt": "question", "cache": False, "max_len": ROW},
         }
-        if "offload-sampling" in words:
+        if "resting" in words:
             recipe["learner"] |= {"offload": "sampling"}
         if "zero3" in words:
             recipe["learner"] |= {"ranks": RANKS, "sharding": "zero3"}
@@ -142,7 +142,7 @@ def cases() -> Iterator[Case]:
     yield Case("grpo", "1.7B", ("adapter", "reference"))
     yield Case("grpo", "8B", ("adapter", "checkpointing"))
     yield Case("grpo", "8B", ("zero3", "checkpointing"))
-    yield Case("grpo", "0.6B", ("offload-sampling",))
+    yield Case("grpo", "0.6B", ("resting",))
     yield Case("ppo", "0.6B")
     yield Case("ppo", "1.7B", ("checkpointing",))
     yield Case("preference", "0.6B", ("checkpointing",))

@@ -109,7 +109,7 @@ def publishes() -> dict[str, int]:
     model.load_weights(weights.items(), 1)
     captured["after a publish"] = captures()
     model.sleep()
-    captured["after sleep"] = captures()
+    captured["after a rest"] = captures()
     model._borrows = True  # of norms, whose memory is theirs alone
     model.load_weights(weights.items(), 2)
     captured["of weights elsewhere"] = captures()

@@ -73,7 +73,7 @@ def test_graphs_outlast_a_publish_and_end_with_the_cache(stub: Stub, results: Re
     results.keep("graphs captured in a batch", captured)
     assert captured["first"] > 5
     assert captured["after a publish"] == 0
-    assert captured["after sleep"] == captured["of weights elsewhere"] == captured["first"]
+    assert captured["after a rest"] == captured["of weights elsewhere"] == captured["first"]
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "qwen3_5_text"])

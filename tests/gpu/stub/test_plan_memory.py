@@ -17,7 +17,7 @@ CASES = (
     "sft 8B zero3 checkpointing 8192",
     "sft 8B compiled zero3 checkpointing 8192",
     "grpo 0.6B 8192",
-    "grpo 0.6B offload-sampling 8192",
+    "grpo 0.6B resting 8192",
 )
 
 
@@ -43,7 +43,7 @@ def test_so_is_the_sampling_phase_of_a_learner_that_leaves_the_card(
     rows: dict[str, Any],
 ) -> None:
     """Its engine reads the weights that compute; 12 of 14 bytes a weight leave."""
-    stays, leaves = rows["grpo 0.6B 8192"], rows["grpo 0.6B offload-sampling 8192"]
+    stays, leaves = rows["grpo 0.6B 8192"], rows["grpo 0.6B resting 8192"]
     for row in (stays, leaves):
         allocated, reserved = row["run"]["phases"]["sample"]
         assert row["plan"]["phases"]["rollout"] == pytest.approx(reserved, rel=0.05)
