@@ -251,8 +251,8 @@ def _require_tools(message: Message, number: int) -> None:
     """
     if number:
         raise ValueError(
-            f"message {number} has tools, which the first message has for all of a conversation, or "
-            "a column of the row (data.tools)"
+            f"message {number} has tools, which the first message has for all of a conversation, "
+            "or a column of the row (data.tools)"
         )
     try:
         tools = tools_of(message.pop("tools"))
