@@ -290,7 +290,7 @@ def with_system(messages: list[Message], settings: RowSettings) -> list[Message]
     if settings.system is None or any(message["role"] == "system" for message in messages):
         return messages
     first, *rest = messages
-    system = {"role": "system", "content": settings.system}
+    system: Message = {"role": "system", "content": settings.system}
     if tools := first.get("tools"):
         first = {key: value for key, value in first.items() if key != "tools"}
         system["tools"] = tools
