@@ -51,8 +51,9 @@ def least_shared(recipe: Recipe, path: str | None) -> int:
     read here. path: of the policy; None: a fresh one.
     """
     stated = {str(model.source) for model in recipe.loaded_models.values() if model.source}
-    sources = {source for source in stated if looks_local(source)} | ({path} if path else set())
-    return max((find_shape(source).min_shared for source in sources), default=MIN_SHARED)
+    sources = [source for source in stated if looks_local(source)]
+    every = {*sources, path} if path else {*sources}
+    return max((find_shape(source).min_shared for source in every), default=MIN_SHARED)
 
 
 def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
