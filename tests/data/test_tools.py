@@ -105,6 +105,42 @@ def learned(conversations: Any, tokenizer: Any) -> list[str]:
     return runs
 
 
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize(
+    "tools",
+    [[TOOL], json.dumps([TOOL]), [{**TOOL, "strict": None}]],
+    ids=["list", "text", "null"],
+)
+def test_tools_of_the_first_message_are_those_of_a_column(
+    load: Load, tools: Any, system: str | None
+) -> None:
+    """As `generate` writes them, and as other tools do, in any form that a column may have."""
+    settings = {"system": system} if system else {}
+    first, *rest = ROW["messages"]
+    column, _ = load([ROW], WITH_TOOLS["qwen"], **settings)
+    apart = {"messages": [{**first, "tools": tools}, *rest]}
+    within, _ = load([apart], WITH_TOOLS["qwen"], **settings)
+    (one,), (other,) = within.all(), column.all()
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "tools", "why"),
+    [
+        (0, "weather", "tools of message 0 are not a list of functions"),
+        (0, [{"parameters": {}}], "tools of message 0 are not a list of functions"),
+        (2, [TOOL], "message 2 has tools, which the first message has"),
+    ],
+)
+def test_tools_of_a_message_that_would_be_lost_are_refused(
+    load: Load, place: int, tools: Any, why: str
+) -> None:
+    messages = [dict(message) for message in ROW["messages"]]
+    messages[place]["tools"] = tools
+    with pytest.raises(UsageError, match=why):
+        load([{"messages": messages}], WITH_TOOLS["qwen"])
+
+
 @pytest.mark.parametrize("family", WITH_TOOLS)
 def test_calls_are_learned_with_the_token_that_ends_them(load: Load, family: str) -> None:
     row = ROW

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from helpers.chat import chat_tokenizer
 from helpers.chat_families import QWEN3
+from helpers.model_types import make_model
 from helpers.runs import lines
 from helpers.tiny_runs import MODEL, MakeRecipe
 from helpers.tool_runs import grammar_of, model_of
@@ -61,14 +62,13 @@ def episodes(
 
 def preferences(make_recipe: MakeRecipe, path: str, rows: Path, **more: Any) -> Any:
     """The recipe of a run with all pairs in one update."""
-    return make_recipe(
-        "preference",
-        model={"path": path, "init": None},
-        data={"path": str(rows), "max_len": 1000},
-        batch={"train_batch_size": len(lines(rows))},
-        learner={"max_grad_norm": 0.0},
-        **{"steps": 1, **more},
-    )
+    sections = {
+        "model": {"path": path, "init": None},
+        "data": {"path": str(rows), "max_len": 1000},
+        "batch": {"train_batch_size": len(lines(rows))},
+        "learner": {"max_grad_norm": 0.0},
+    }
+    return make_recipe("preference", **{**sections, "steps": 1, **more})
 
 
 def written(tokenizer: Any, ids: np.ndarray[Any, Any], unlike: int) -> list[bool]:
@@ -258,3 +258,36 @@ def test_a_reward_model_scores_the_last_text_of_each_side(
     result = lines(Path(recipe.run_dir) / "eval.jsonl")[-1]
     assert result["reward_chosen"] == pytest.approx(np.mean(scores[0::2]), rel=1e-3)
     assert result["reward_rejected"] == pytest.approx(np.mean(scores[1::2]), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_where_a_model_cannot_share_what_texts_begin_with_each_of_them_counts(
+    make_recipe: MakeRecipe, console: Console, tmp_path: Path
+) -> None:
+    """Mamba's states cannot go on behind a shared beginning: every text is computed whole, also
+    where it is read for the reference or an evaluation. At the limit of its longest side a pair
+    fits; one token less drops its row.
+    """
+    path, tokenizer = thinking_model(tmp_path / "thinking", 0)
+    make_model("mamba", Path(path), len(tokenizer), tmp_path / "model")
+    file = thinking_rows(tmp_path / "rows.jsonl")
+    row = lines(file)[0]
+    sides = [texts_of(tokenizer, row, side) for side in ("chosen", "rejected")]
+    longest = max(sum(len(ids) for ids, _ in texts) for texts in sides)
+    computed: dict[int, float] = {}
+    for limit in (longest, longest - 1):
+        recipe = preferences(
+            make_recipe,
+            str(tmp_path / "model"),
+            file,
+            run_dir=f"of-{limit}",
+            data={"path": str(file), "max_len": limit, "held_out": "none"},
+            eval={"path": str(file)},
+            batch={"train_batch_size": 1, "micro_train_tokens": 2 * limit},
+        )
+        train(recipe, console)
+        (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
+        kept = training(recipe, tokenizer).all()
+        assert (0 in {pair.row for pair in kept}) == (limit == longest)
+        computed[limit] = line["policy/computed_tokens"]
+    assert all(tokens <= 2 * limit for limit, tokens in computed.items())

@@ -115,6 +115,7 @@ def test_the_best_checkpoint_is_kept_and_named(make_recipe: Any, console: Consol
         "value": max(rewards),
         "step": best,
         "waited": 4 - best,
+        "mode": "max",
     }
     folder = Path(recipe.run_dir) / "checkpoints"
     assert (folder / "best").read_text("utf-8").strip() == f"step-{best:06d}"

@@ -331,3 +331,28 @@ def test_early_stopping_ends_a_run_and_survives_a_resume(
     assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 2
     longer = resume(Path(recipe.run_dir), ["--checkpoint.early_stop", "4"], [], console)
     assert longer["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [["--checkpoint.best_metric", "eval/response_length"], ["--checkpoint.best_mode", "min"]],
+)
+def test_another_best_metric_or_mode_begins_anew_at_a_resume(
+    change: list[str], make_recipe: Any, console: Console
+) -> None:
+    """The rate is so small that all evaluations are equal. The first of the resume is the best by
+    what is asked now, and early stopping counts from there.
+    """
+    recipe = make_recipe(
+        "sft",
+        steps=9,
+        learner={"lr": 1e-30},
+        eval={"every": 1},
+        checkpoint={"best_metric": "eval/reward", "early_stop": 2},
+    )
+    assert train(recipe, console)["steps"] == 2
+    summary = resume(Path(recipe.run_dir), change, [], console)
+    assert summary["steps"] == 5
+    assert (summary["best"]["step"], summary["best"]["waited"]) == (3, 2)
+    best = Path(recipe.run_dir) / "checkpoints" / "best"
+    assert best.read_text("utf-8").strip() == "step-000003"

@@ -89,6 +89,7 @@ class BestSchema(Strict):
     value: float
     step: Count
     waited: Count = 0
+    mode: Literal["", "max", "min"] = ""
 
 
 class ChoicesSchema(Open):

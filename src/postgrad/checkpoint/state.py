@@ -24,6 +24,7 @@ class Best:
     value: float
     step: int  # after which the metric had that value
     waited: int = 0  # evaluations since then, none of them better
+    mode: str = ""  # as checkpoint.best_mode says what is better; "": an earlier version wrote it
 
     def to_json(self) -> dict[str, Any]:
         """Its keys as in state.json."""

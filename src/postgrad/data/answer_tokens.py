@@ -135,12 +135,14 @@ def load_answers(
     reader: "ImageReader | None" = None,
     *,
     used_texts: UsedTexts,
+    shared: Callable[[], int] = lambda: MIN_CONTINUED,
 ) -> tuple[Answers, RowAccount]:
     """The rows that are kept, with the tokens of their conversations, and the account of all.
 
     read: pair_of or labelled_of. reader: of a model that reads images; others refuse rows with
-    some. Raises UsageError that names the first row that cannot be read,
-    or whose answer tokens the chat template cannot mark.
+    some. shared: the least tokens that a learner computes once for several texts; asked where there
+    are some. Raises UsageError that names the first row that cannot be read, or whose answer tokens
+    the chat template cannot mark.
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
@@ -151,7 +153,7 @@ def load_answers(
     answers.begin, answers.end = columns["token_ids"].offsets[:-1], columns["token_ids"].offsets[1:]
     answers.tokens = TokenStore.of(columns["token_ids"].values, columns["loss_mask"].values)
     _use(answers, columns["starts"], used_texts)
-    fates = _cut(answers, columns["loss_mask"].values, settings, reader)
+    fates = _cut(answers, columns["loss_mask"].values, settings, reader, shared)
     if selection.dedup != "none":
         for row in np.flatnonzero(np.isin(fates, USED)).tolist():
             if selection.repeats(answers.compared(row)):
@@ -312,6 +314,7 @@ def _cut(
     mask: NDArray[np.bool_],
     settings: PairSettings,
     reader: "ImageReader | None",
+    shared: Callable[[], int],
 ) -> NDArray[np.int8]:
     """[R] the fates of the rows, whose conversations are cut to data.max_len where data.on_too_long
     says so. Raises UsageError where that is "error". A conversation of several texts is not cut.
@@ -319,7 +322,7 @@ def _cut(
     start = np.array(answers.bounds, np.int64)[:-1]
     if not len(start):
         return np.zeros(0, np.int8)
-    longest = np.maximum.reduceat(_lengths(answers), start)
+    longest = np.maximum.reduceat(_lengths(answers, shared), start)
     fates = fates_of_lengths(longest, settings.max_len, settings.on_too_long)
     several = np.isin(np.arange(len(answers.begin)), [*answers.openings])
     fates[(fates == TRUNCATED) & np.logical_or.reduceat(several, start)] = TOO_LONG
@@ -344,15 +347,16 @@ def _cut(
     return fates
 
 
-def _lengths(answers: Answers) -> NDArray[np.int64]:
+def _lengths(answers: Answers, shared: Callable[[], int]) -> NDArray[np.int64]:
     """[S] the tokens of each conversation. What several texts begin with alike counts once, as a
     learner computes it.
     """
     lengths = answers.end - answers.begin
+    least = max(MIN_CONTINUED, shared()) if answers.openings else 0
     for number in answers.openings:
         ids, *_ = answers.part(number)
         texts = [ids[begin:end] for begin, end in answers.texts(number)]
-        lengths[number] = grow(texts, MIN_CONTINUED).n_tokens
+        lengths[number] = grow(texts, least).n_tokens
     return lengths
 
 

@@ -54,7 +54,11 @@ def messages_of(value: Any, *, strip: bool) -> list[Message]:
         raise ValueError(f"{SHAPE}; it is {_kind(value)}")
     if not value:
         raise ValueError(f"{SHAPE}; the list is empty")
-    return [_message(message, number, strip) for number, message in enumerate(value)]
+    messages = [_message(message, number, strip) for number, message in enumerate(value)]
+    for number, message in enumerate(messages):
+        if "tools" in message:
+            _require_tools(message, number)
+    return messages
 
 
 def parts_of(content: Sequence[Any], number: int) -> tuple[str, list[Any]]:
@@ -239,6 +243,23 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     named = {"name": function["name"], "arguments": arguments}
     identifier = {"id": call["id"]} if call.get("id") else {}
     return {**identifier, "type": "function", "function": named}
+
+
+def _require_tools(message: Message, number: int) -> None:
+    """Brings the tools of a message into the form of `tools_of`. Raises ValueError where they are
+    none, or would not reach the chat template.
+    """
+    if number:
+        raise ValueError(
+            f"message {number} has tools, which the first message has for all of a conversation, "
+            "or a column of the row (data.tools)"
+        )
+    try:
+        tools = tools_of(message.pop("tools"))
+    except ValueError as error:
+        raise ValueError(f"the tools of message 0 are not {error}") from None
+    if tools:
+        message["tools"] = tools
 
 
 def _is_named(function: Any) -> bool:

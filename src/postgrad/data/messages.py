@@ -284,10 +284,17 @@ def called_tools(row: Row, settings: RowSettings) -> list[dict[str, Any]]:
 
 
 def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
-    """`messages` behind the recipe's system message, if it has one and they have none."""
+    """`messages` behind the recipe's system message, if it has one and they have none. It takes
+    over the tools of the message that was the first.
+    """
     if settings.system is None or any(message["role"] == "system" for message in messages):
         return messages
-    return [{"role": "system", "content": settings.system}, *messages]
+    first, *rest = messages
+    system: Message = {"role": "system", "content": settings.system}
+    if tools := first.get("tools"):
+        first = {key: value for key, value in first.items() if key != "tools"}
+        system["tools"] = tools
+    return [system, first, *rest]
 
 
 def _complete(messages: list[Message], row: Row, settings: DataSettings) -> list[Message]:

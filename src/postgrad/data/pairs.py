@@ -1,6 +1,6 @@
 """Preferences by ticket: pairs of answers (DPO and reward models), labelled answers (KTO)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson
 from postgrad.data.settings import PairSettings
+from postgrad.layout.tree import MIN_CONTINUED
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -73,11 +74,12 @@ def load_pairs(
     cache: TokenCache | None = None,
     reader: "ImageReader | None" = None,
     scored: bool = False,
+    shared: Callable[[], int] = lambda: MIN_CONTINUED,
 ) -> PairSet:
     """Reads, renders and tokenises a dataset of pairs. selection: held-out questions and
     duplicates, shared by all sets of the run. reader: of a model that reads images; others refuse
     rows with some. scored: for a model that scores the last token of a conversation: of several
-    texts it reads the last one alone, which has all messages.
+    texts it reads the last one alone, which has all messages. shared: as of load_answers.
 
     Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
@@ -91,6 +93,7 @@ def load_pairs(
         cache,
         reader,
         used_texts="last" if scored else "all",
+        shared=shared,
     )
     for row in answers.used.tolist() if answers.without_margin else ():
         if row in answers.without_margin:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
 from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
+from postgrad.fleet.loading import least_shared
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import calibration_error, margin_histogram
 from postgrad.recipe.recipe import Comparing
@@ -57,6 +59,7 @@ def read_set(
             selection=selection,
             reader=reader,
             scored=recipe.job == "reward",
+            shared=partial(least_shared, recipe, recipe.model.source),
         )
     for pair in pairs.all():
         counted_under(eval_set.by, pair.metadata, pair.row, pairs.account.name)

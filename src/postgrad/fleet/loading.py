@@ -12,18 +12,20 @@ from postgrad.core.seeds import integer
 from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices, runs_compiled
 from postgrad.fleet.fleet import RunContext
+from postgrad.layout.tree import MIN_SHARED
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.policy import Policy
 from postgrad.learner.score import ScoreRole
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.fresh import make_fresh
 from postgrad.models.image_reader import tower_of
+from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
 from postgrad.models.routers import give_dtype
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import ModelSettings, looks_local
 from postgrad.parallel.device import compute_dtype
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe
@@ -42,6 +44,16 @@ def base_model(recipe: Recipe, init: Path) -> str:
             init,
         )
     return str(init)
+
+
+def least_shared(recipe: Recipe, path: str | None) -> int:
+    """Tokens of the shortest beginning that sequences share in the layouts of all models that are
+    read here. path: of the policy; None: a fresh one.
+    """
+    stated = {str(model.source) for model in recipe.loaded_models.values() if model.source}
+    sources = [source for source in stated if looks_local(source)]
+    every = {*sources, path} if path else {*sources}
+    return max((find_shape(source).min_shared for source in every), default=MIN_SHARED)
 
 
 def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.errors import PostgradError, RunError, ScoresMissing, UsageError
 from postgrad.evaluation.results import Result
@@ -139,8 +140,9 @@ def _early(run: Run, state: RunState) -> bool:
     """True where early stopping ends the run: checkpoint.early_stop evaluations in a row did not
     beat the best one.
     """
-    patience = run.recipe.checkpoint.early_stop
-    return bool(patience) and state.best is not None and state.best.waited >= patience
+    settings = run.recipe.checkpoint
+    patience, best = settings.early_stop, _comparable(state.best, settings)
+    return bool(patience) and best is not None and best.waited >= patience
 
 
 def _due(settings: EvalTimes, step: int, steps: int) -> bool:
@@ -189,7 +191,8 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict
 
 
 def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Best | None, bool]:
-    metric, mode = run.recipe.checkpoint.best_metric, run.recipe.checkpoint.best_mode
+    settings = run.recipe.checkpoint
+    metric, mode = settings.best_metric, settings.best_mode
     if metric is None:
         return state.best, False
     if metric not in metrics:
@@ -200,9 +203,18 @@ def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Be
     value = metrics[metric]
     if math.isnan(value):
         return state.best, False
-    before = state.best
+    before = _comparable(state.best, settings)
     improved = before is None or (value > before.value if mode == "max" else value < before.value)
     if improved:
-        return Best(metric, value, state.step), True
+        return Best(metric, value, state.step, mode=mode), True
     assert before is not None
     return replace(before, waited=before.waited + 1), False
+
+
+def _comparable(best: Best | None, settings: CheckpointSettings) -> Best | None:
+    """The best evaluation so far; None where a resume has changed what is measured or which way is
+    better: a value of another metric is no bound for this one.
+    """
+    if best is None or best.metric != settings.best_metric:
+        return None
+    return best if best.mode in ("", settings.best_mode) else None

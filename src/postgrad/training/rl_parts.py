@@ -10,11 +10,10 @@ from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
+from postgrad.fleet.loading import least_shared
 from postgrad.fleet.teachers import check_teachers, load_teachers, require_served_text
 from postgrad.layout.tree import MIN_SHARED
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.known_shapes import find_shape
-from postgrad.models.settings import looks_local
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
@@ -123,17 +122,6 @@ def _engine(run: Run, path: str, stack: ExitStack, evaluator: Evaluator | None) 
     )
 
 
-def _min_shared(recipe: RLRecipe, path: str) -> int:
-    """Tokens of the shortest beginning that conversations of a sample share in the layouts of all
-    models that are read here.
-    """
-    if recipe.environment is None:
-        return MIN_SHARED
-    stated = {str(model.source) for model in recipe.loaded_models.values()}
-    sources = {path} | {source for source in stated if looks_local(source)}
-    return max(find_shape(source).min_shared for source in sources)
-
-
 @dataclass(frozen=True, slots=True)
 class SampleInputs:
     """What samples are drawn for and scored with, beside an engine."""
@@ -171,7 +159,7 @@ def rollout_source(
         tokenizer=inputs.tokenizer,
         environments=rows.environments(run, recipe, inputs.tokenizer, stack, inputs.reader),
         max_len=recipe.data.max_len,
-        min_shared=_min_shared(recipe, inputs.path),
+        min_shared=MIN_SHARED if recipe.environment is None else least_shared(recipe, inputs.path),
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks

@@ -31,6 +31,7 @@ from postgrad.evaluation.answers import (
 )
 from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.votes import require_votes
+from postgrad.fleet.loading import least_shared
 from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.supported import reads_images
@@ -192,7 +193,8 @@ def prompts(
 
 def pairs(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Pair]:
     """What a reward model, or a loss on pairs, learns from."""
-    load = partial(load_pairs, scored=recipe.job == "reward")
+    shared = partial(least_shared, recipe, recipe.model.source)
+    load = partial(load_pairs, scored=recipe.job == "reward", shared=shared)
     return training_rows(load, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 

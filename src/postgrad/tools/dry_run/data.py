@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.step_tokens import Stepwise, load_steps
+from postgrad.fleet.loading import least_shared
 from postgrad.models.image_reader import ImageReader
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rollout.environments.sets import as_played, check_rows
@@ -219,7 +221,9 @@ def _load(
         return load_labelled(settings, tokenizer, reader=reader)
     if isinstance(first, Stepwise):
         return load_steps(settings, tokenizer, reader=reader)
-    return load_pairs(settings, tokenizer, reader=reader, scored=recipe.job == "reward")
+    shared = partial(least_shared, recipe, recipe.model.source)
+    scored = recipe.job == "reward"
+    return load_pairs(settings, tokenizer, reader=reader, scored=scored, shared=shared)
 
 
 def limit_for(settings: RowSettings, part: DrawnSet[Any], count: int) -> int:
