@@ -35,6 +35,7 @@ WRITER, FORMAT = "postgrad", 1
 PIECE_BYTES = 2**24  # of a log all pieces but the last are never uploaded again
 MOST_TABLE_BYTES = 2**28  # a run's images have some 200 bytes each
 _WRITERS, _PIECES, _TABLES, _CHECKPOINTS = "writers", "pieces", "tables", "checkpoints"
+_FOLDERS = _PIECES, _TABLES, _CHECKPOINTS
 _WRITER = re.compile(r"(\d{6,16})-[0-9a-f]{16}", re.ASCII)
 _PIECE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _STEP = re.compile(r"step-(\d{6,16})", re.ASCII)
@@ -90,7 +91,8 @@ class Mirror:
         """
         there = self._store.names("")
         if OWNER not in there:
-            if others := sorted(there.keys() - {_WRITERS}):
+            others = sorted(there.keys() - {*_FOLDERS, _WRITERS})
+            if others := others or [name for name in _FOLDERS if self._store.names(name)]:
                 raise UsageError(
                     f"checkpoint.mirror = {self.url!r} holds other files ({', '.join(others[:3])}) "
                     "and is no mirror of a run: name a folder of its own"
@@ -100,7 +102,7 @@ class Mirror:
             data = parse_json(self._store.read(OWNER, MOST_BYTES))
             checked = require(MirrorSchema, data)
         except (Damaged, ValueError) as error:
-            if there.keys() <= {OWNER, _WRITERS}:  # killed while it was written
+            if there.keys() <= {OWNER, *_FOLDERS, _WRITERS}:  # killed while it was written
                 return None
             raise UsageError(f"{self.url}/{OWNER} is not one that a run wrote: {error}") from error
         return Owner(checked.run, checked.recipe)

@@ -100,6 +100,11 @@ class Uploader:
                     return
 
     @property
+    def _is_pressed(self) -> bool:
+        """Whether a newer checkpoint waits."""
+        return self._waiting is not None
+
+    @property
     def _is_behind(self) -> bool:
         return self._uploaded != self._offered
 
@@ -112,23 +117,26 @@ class Uploader:
         return f"{url} is behind, {newest}: the same command uploads what is missing"
 
     def _work(self) -> None:
-        try:
-            while True:
-                with self._changing:
-                    step, self._waiting = self._waiting, None
-                    if step is None or self._is_lost:
-                        self._busy = False
-                        return
-                try:
-                    self._bring_up_to(step)
-                except (RunError, Damaged, OSError) as error:
-                    self._tell(step, error)
-                finally:
-                    with self._changing:
-                        if self._waiting != step:
-                            self._run.store.held.discard(step)
-        finally:
-            self._busy = False  # also where something is wrong with this code
+        while (step := self._next()) is not None:
+            try:
+                self._bring_up_to(step)
+            except (RunError, Damaged, OSError) as error:
+                self._tell(step, error)
+            except BaseException:  # an error of this code: nobody waits for it
+                self._busy = False
+                raise
+            with self._changing:
+                if self._waiting != step:
+                    self._run.store.held.discard(step)
+
+    def _next(self) -> int | None:
+        """The step to upload now; None where none waits, and the thread ends."""
+        with self._changing:
+            step, self._waiting = self._waiting, None
+            if self._is_lost:
+                step = None
+            self._busy = step is not None
+            return step
 
     def _bring_up_to(self, step: int) -> None:
         """Uploads a checkpoint, then older ones that are never removed and were passed over while
@@ -140,7 +148,7 @@ class Uploader:
         self._uploaded = step
         kept = store.kept_in_mirror(state, self._mirror.steps())
         for old in reversed(store.never_removed(state)):
-            if self._waiting is None and old < step and old not in kept:
+            if not self._is_pressed and old < step and old not in kept:
                 self._upload(old, store.state(old))
                 kept.add(old)
         self._record = replace(self._record, steps=tuple(sorted(kept)))

@@ -151,13 +151,13 @@ class _Restorer:
             try:
                 table = self.mirror.table(step)
                 self._require_same(self._recipe_of(table), allow_change)
-                self._take(step, table, is_new)
+                self._take(step, table)
             except Damaged as error:
                 problems.append(f"the checkpoint of step {step} is damaged and skipped: {error}")
                 continue
             self._tell(step, problems)
             return
-        if problems and is_new:
+        if problems and not self.store.steps():
             raise RunError(f"{self.mirror.url} has no checkpoint to read: {'; '.join(problems)}")
         for problem in problems:
             self.console.warn(problem)
@@ -191,7 +191,7 @@ class _Restorer:
         ways_out = "name another folder with --checkpoint.mirror, or "
         compare(before, recipe, allow_change, self.mirror.url, ways_out)
 
-    def _take(self, step: int, table: FileTable, is_new: bool) -> None:
+    def _take(self, step: int, table: FileTable) -> None:
         """Downloads a checkpoint and its files, checks them, and puts them into the run directory,
         the checkpoint last: who is killed meanwhile takes all of it again.
         """
@@ -199,7 +199,7 @@ class _Restorer:
         if wrong:
             raise Damaged(f"its table names {wrong[0]!r}, which is no file of a run")
         directory, path = self.directory, self.directory.path
-        if is_new:
+        if not RunDirectory.holds_results(path):
             RunDirectory.create(path, self.recipe.dump(), overwrite=False)
             MirrorRecord(self.mirror.url, self.owner.run, "", ()).write(directory)
         written, beside_it = files.temporary(self.store.root, step), beside(path / MIRROR)

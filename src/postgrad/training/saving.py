@@ -1,4 +1,4 @@
-"""Checkpoints of a run: where they are, when one is saved, and what becomes of a save that fails."""
+"""Checkpoints of a run: where they are, when one is saved, and what if a save fails."""
 
 import shutil
 import sys

@@ -137,8 +137,9 @@ def is_behind(summary: Mapping[str, Any]) -> bool:
     """Whether a run, or a stage of a pipeline, ended with a mirror that lacks its last checkpoint:
     whoever gives its machine back now loses steps.
     """
-    parts = [summary, *(summary.get("stages") or {}).values()]
-    return any((part.get("mirror") or {}).get("behind", False) for part in parts)
+    stages: Mapping[str, Mapping[str, Any]] = summary.get("stages") or {}
+    mirrors = (part.get("mirror") for part in (summary, *stages.values()))
+    return any(mirror["behind"] for mirror in mirrors if mirror)
 
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
