@@ -120,7 +120,7 @@ class Mirror:
         before = sorted(self._writers())
         number = before[-1][0] + 1 if before else 1
         self._writer = f"{number:06d}-{secrets.token_hex(8)}"
-        self._store.write(f"{_WRITERS}/{self._writer}", b"\n")  # some stores keep no empty file
+        self._store.write(f"{_WRITERS}/{self._writer}", self._writer.encode())
         for _, name in before:
             self._store.remove(f"{_WRITERS}/{name}")
         return self._writer

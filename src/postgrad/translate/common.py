@@ -225,7 +225,7 @@ def push(draft: Draft, repository: Any, private: Any = None) -> None:
 
 
 def mirror(draft: Draft, name: str, value: Any, default: str) -> None:
-    """A folder to which checkpoints are copied as they are saved; one of this machine gets a URL."""
+    """A folder that checkpoints are copied to as they are saved; one of this machine gets a URL."""
     if value in (None, "", "null") or default:
         return
     url = f"file://{value}" if str(value).startswith("/") else str(value)
