@@ -13,8 +13,9 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.mirror import Mirror, Owner
 from postgrad.cli.main import main
 from postgrad.observe.console import Console
-from postgrad.recipe.load import as_toml
+from postgrad.recipe.load import as_toml, with_overrides
 from postgrad.recipe.recipe import Recipe
+from postgrad.tools.checkpoints import checkpoints
 from postgrad.training import mirroring
 from postgrad.training.mirroring import Uploader
 from postgrad.training.sft import SFTJob
@@ -166,3 +167,22 @@ def test_a_process_that_was_replaced_trains_on_and_says_so_once(
     assert "another process has continued the run" in event["message"]
     assert summary["steps"] == 3
     assert summary["mirror"]["behind"]
+
+
+def test_the_table_of_checkpoints_and_the_start_name_the_mirror(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    recipe = make_recipe("sft", checkpoint={**SAVES, "max_ckpt_num": 2, "mirror": URL})
+    train(with_overrides(recipe, ["--steps", "2"]), Console("plain"))
+    fail_during(monkeypatch, 3, 9)
+    train(recipe, Console("plain"))
+    shown = capsys.readouterr()
+    told = shown.out + shown.err
+    assert f"mirror: {URL} gets each checkpoint behind the next steps; it has none yet" in told
+    assert f"waiting until {URL} has the checkpoint of step 3" in told
+    table = checkpoints(Path(recipe.run_dir), Console("plain"))
+    assert [(info["step"], info["mirrored"]) for info in table] == [(2, True), (3, False)]
+    shown = capsys.readouterr()
+    assert "complete, mirrored" in shown.out
+    assert f"mirror {URL} had those of steps" in shown.out + shown.err

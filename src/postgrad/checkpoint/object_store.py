@@ -75,7 +75,7 @@ class ObjectStore:
 
     def write(self, place: str, content: bytes) -> None:
         """Writes a small object, or replaces one."""
-        with self._reached(place):
+        with self._reached(place, writes=True):
             self._make_folder(place)
             self._fs.pipe_file(self._at(place), content)
 
@@ -92,7 +92,7 @@ class ObjectStore:
         be read.
         """
         digest = hashlib.sha256()
-        with open_file(path) as source, self._reached(place):
+        with open_file(path) as source, self._reached(place, writes=True):
             self._make_folder(place)
             with self._fs.open(self._at(place), "wb") as target:
                 while content := source.read(COPIED_BYTES):
@@ -139,13 +139,15 @@ class ObjectStore:
         return f"{self._root.rstrip('/')}/{place}" if place else self._root
 
     @contextmanager
-    def _reached(self, place: str) -> Generator[None]:
-        """Makes a store's errors ours: Damaged for an object that is missing."""
+    def _reached(self, place: str, *, writes: bool = False) -> Generator[None]:
+        """Makes a store's errors ours: Damaged for an object that is missing, unless the block
+        writes it: then its bucket is.
+        """
         try:
             yield
-        except FileNotFoundError as error:
-            raise Damaged(f"{self.url}/{place} is missing") from error
         except Exception as error:  # each store's client has its own
+            if isinstance(error, FileNotFoundError) and not writes:
+                raise Damaged(f"{self.url}/{place} is missing") from error
             raise MirrorFailed(
                 f"checkpoint.mirror {self.url} does not answer as expected, at "
                 f"{place or 'its folder'}: {described(error)}"

@@ -75,7 +75,7 @@ def _inside(name: str) -> str:
     return name
 
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PieceName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class MirrorSchema(Open):
@@ -91,7 +91,7 @@ class MirroredFileSchema(Open):
     """A file in pieces, all but the last of the table's `piece_bytes`."""
 
     size: Count
-    pieces: list[Digest]
+    pieces: list[PieceName]
 
 
 class TableSchema(Open):
