@@ -55,7 +55,7 @@ from postgrad.rollout.local.budget import MAX_SLOTS
 from postgrad.rollout.stats import SUMMED
 from postgrad.training.prepare import prepare
 from postgrad.training.rl import RLJob
-from postgrad.training.rl_parts import source_of
+from postgrad.training.rl_parts import SampleInputs, rollout_source
 from postgrad.training.run import Run
 
 RECIPE = """
@@ -254,10 +254,11 @@ def sides(
         engine: Any = Drawn(parts.engine, lengths)
         rollout = recipe.rollout.model_copy(update=keys)
         other = recipe.model_copy(update={"rollout": rollout})
-        source = source_of(
-            run, other, live._prompts, engine, parts.scorer, parts.tokenizer, None,
-            thread if rollout.max_staleness else None, stack,
-        )  # fmt: skip
+        # Only an environment, which the recipe lacks, reads the policy's path.
+        inputs = SampleInputs("", parts.tokenizer, None, live._prompts, parts.scorer)
+        source = rollout_source(
+            run, other, inputs, engine, thread if rollout.max_staleness else None, stack
+        )
         own = replace(parts, source=source, recipe=other)
         made[name] = Side(RLJob(run, own), run, state, engine)
     return made

@@ -144,7 +144,7 @@ def timed(session: Session, models: Models, load: Load) -> Result:
     }  # fmt: skip
     if session.device == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
-    engine.rest()
+    engine.sleep()
     return found
 
 
@@ -212,7 +212,7 @@ def profile_of(session: Session, models: Models, load: Load) -> Result:
     profile = Profile(session)
     decoded(session, engine, prompts, load.shared, PROFILED, between=profile.start)
     profile.stop()
-    engine.rest()
+    engine.sleep()
     return profile.result
 
 

@@ -53,7 +53,7 @@ scores = st.lists(st.sampled_from([0.0, 0.25, 1.0, 7.0, math.nan]), min_size=6, 
 
 @given(scores, scores)
 def test_advantages_are_those_of_the_paper(right: list[float], short: list[float]) -> None:
-    from postgrad.algorithms.base import Earned
+    from postgrad.algorithms.base import CreditInputs
     from postgrad.core.ragged import Ragged
     from postgrad.core.records import Sequences
 
@@ -63,9 +63,9 @@ def test_advantages_are_those_of_the_paper(right: list[float], short: list[float
     zeros = mask.like(np.zeros(12))
     columns = {name: np.array(values) for name, values in components.items()}
     no = np.zeros(6, np.bool_)
-    earned = Earned(sequences, np.zeros(6), zeros, zeros, no, None, no, columns, mask)
+    inputs = CreditInputs(sequences, np.zeros(6), zeros, zeros, no, None, no, columns, mask)
     algorithm = GDPO().for_rollout(8, WEIGHTS)
-    found = algorithm.token_advantages(earned).reshape(6, 2)[:, 1]
+    found = algorithm.token_advantages(inputs).reshape(6, 2)[:, 1]
     np.testing.assert_allclose(found, paper(components), rtol=1e-6, atol=1e-6)
 
 

@@ -9,7 +9,7 @@ from helpers.layouts import total, whole
 from postgrad.algorithms import remax
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
-from postgrad.rollout.environment import Drawing
+from postgrad.rollout.environment import SamplingSpec
 from postgrad.rollout.sampling import OpenGroup
 from postgrad.rollout.settings import SamplingSettings
 
@@ -58,7 +58,7 @@ def test_kl_in_the_reward_is_charged_to_samples_and_not_to_the_baseline(
 
 def test_the_first_sample_alone_is_drawn_greedily() -> None:
     prompt = Prompt(3, np.array([1, 2], np.int32), "q", None, "d", 0)
-    drawing = Drawing(3, SamplingSettings(temperature=0.7), 0, greedy=True)
-    requests = list(OpenGroup(prompt, drawing).requests())
+    spec = SamplingSpec(3, SamplingSettings(temperature=0.7), 0, greedy=True)
+    requests = list(OpenGroup(prompt, spec).requests())
     drawn = [(request.sample_ids, request.sampling.temperature) for request in requests]
     assert drawn == [((0,), 0.0), ((1, 2), 0.7)]

@@ -40,7 +40,7 @@ BLOCKS = {"eager": Stepper._run, "watching": Clock.timed}
         (child.on_device, load.read_weights),
         *((getattr(handover.OnlyRank, name), getattr(RankCalls, name)) for name in CALLS),
         *((getattr(handover.PipedWorker, name), getattr(Workers, name)) for name in PUBLIC),
-        (handover.Accounted.rest, EngineWorker.rest),
+        (handover.Accounted.sleep, EngineWorker.sleep),
     ],
 )
 def test_a_replacement_takes_the_arguments_of_what_it_replaces(

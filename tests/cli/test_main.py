@@ -275,8 +275,8 @@ class Short(PolicyGradient):
 
 class PerToken(PolicyGradient):
     advantages = Short.advantages
-    def token_advantages(self, earned):
-        return earned.rewards
+    def token_advantages(self, inputs):
+        return inputs.rewards
 """
 
 

@@ -133,9 +133,9 @@ def test_an_episode_is_as_long_as_its_own_set_allows(
     evaluator = Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
     drawn: list[tuple[int, float, int | None]] = []
 
-    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
-        drawn.append((drawing.samples, drawing.sampling.temperature, drawing.max_len))
-        return [group(0, *[1.0] * drawing.samples)]
+    def sampled(_: Any, __: Any, prompts: Any, spec: Any, *more: Any) -> list[ScoredGroup]:
+        drawn.append((spec.samples, spec.sampling.temperature, spec.max_len))
+        return [group(0, *[1.0] * spec.samples)]
 
     monkeypatch.setattr(evaluation, "sample_groups", sampled)
     engine: Any = None
@@ -157,9 +157,9 @@ def test_answers_are_drawn_with_the_filters_of_eval_and_not_with_those_of_rollou
     evaluator = Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
     drawn: list[SamplingSettings] = []
 
-    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
-        drawn.append(drawing.sampling)
-        return [group(0, *[1.0] * drawing.samples)]
+    def sampled(_: Any, __: Any, prompts: Any, spec: Any, *more: Any) -> list[ScoredGroup]:
+        drawn.append(spec.sampling)
+        return [group(0, *[1.0] * spec.samples)]
 
     monkeypatch.setattr(evaluation, "sample_groups", sampled)
     engine: Any = None
@@ -185,10 +185,10 @@ def test_each_set_has_its_own_samples_and_rates(
     drawn: list[Any] = []
     scores = {3: ((1.0, 0.0, 0.0), (1.0, 1.0, 0.0)), 1: ((1.0,), (0.0,))}
 
-    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
-        how = drawing.sampling
-        drawn.append((drawing.samples, how.temperature, how.top_k, how.top_p, how.max_new_tokens))
-        return [group(place, *of) for place, of in enumerate(scores[drawing.samples])]
+    def sampled(_: Any, __: Any, prompts: Any, spec: Any, *more: Any) -> list[ScoredGroup]:
+        how = spec.sampling
+        drawn.append((spec.samples, how.temperature, how.top_k, how.top_p, how.max_new_tokens))
+        return [group(place, *of) for place, of in enumerate(scores[spec.samples])]
 
     monkeypatch.setattr(evaluation, "sample_groups", sampled)
     engine: Any = None

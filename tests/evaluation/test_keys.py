@@ -11,7 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.evaluation.keys import counted_under
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
-from postgrad.training.pinned import require_unchanged
+from postgrad.training.pinned import require_same_sources
 from postgrad.training.rows import evaluated, held_out
 
 
@@ -93,7 +93,7 @@ def test_questions_and_hashes_of_the_evaluation_are_read_with_its_keys(
     with pytest.raises(UsageError, match=r"\(eval\.path\)"):
         held_out(sft({"path": chats, "messages": "chat"}, {"path": "missing.jsonl"}))
     folder = sft({"path": chats}, {"path": str(tmp_path), "subset": "de"})
-    require_unchanged(folder, {})
+    require_same_sources(folder, {})
     with pytest.raises(UsageError, match=r"no folder 'de' \(eval\.subset\)"):
         evaluated(folder, 0, load_tokenizer(models(0)))
     pairs = recipe_of("missing.jsonl")

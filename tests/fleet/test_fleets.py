@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.fake_ranks import FakeGroup, FakeSite, fleet_on
+from helpers.fake_ranks import FakeContext, FakeGroup, fleet_on
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
@@ -22,9 +22,9 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.distilled import ReadingTeacher
+from postgrad.learner.offload import offload_between_passes
 from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.resting import rest_on_host
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.decoder import joined
 from postgrad.observe.console import Console
@@ -96,7 +96,7 @@ def test_a_role_on_ranks_has_every_member_of_the_protocols_with_the_same_paramet
 
 
 @pytest.fixture
-def site(make_recipe: MakeRecipe, models: Callable[[int], str]) -> FakeSite:
+def context(make_recipe: MakeRecipe, models: Callable[[int], str]) -> FakeContext:
     """A PPO run in which every role of an RL job can be asked for."""
     recipe = make_recipe(
         "rl",
@@ -106,7 +106,7 @@ def site(make_recipe: MakeRecipe, models: Callable[[int], str]) -> FakeSite:
         rollout={"temperature": 0.7},
         cluster=CLUSTER,
     )
-    return FakeSite.of(recipe)
+    return FakeContext.of(recipe)
 
 
 @pytest.fixture
@@ -124,16 +124,16 @@ def some_sequences() -> Sequences:
 
 
 def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
-    site: FakeSite, models: Callable[[int], str], reward_model: str
+    context: FakeContext, models: Callable[[int], str], reward_model: str
 ) -> None:
-    fleet, group = fleet_on(site)
-    loads = methods_of(Fleet).keys() - {"release", "rest", "engine", "reward_model"}
+    fleet, group = fleet_on(context)
+    loads = methods_of(Fleet).keys() - {"release", "free_memory", "engine", "reward_model"}
     assert loads == LOADERS.keys()
     for method, (name, kind) in LOADERS.items():
         path = reward_model if method == "frozen_reward_model" else models(0)
         arguments = (path, *MORE.get(method, ()))
         role = getattr(fleet, method)(*arguments)
-        assert group.calls[-1] == ("load_role", method, site.geometry, arguments) or (
+        assert group.calls[-1] == ("load_role", method, context.geometry, arguments) or (
             method == "policy"
         )
         assert role.name == name
@@ -141,14 +141,14 @@ def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
     # the controller's record names what never changes
     for role in ("reference", "reward_model", "teacher"):
         path = reward_model if role == "reward_model" else models(0)
-        assert site.choices.frozen[role] == frozen_hash(path)
+        assert context.choices.frozen[role] == frozen_hash(path)
 
 
 def test_the_reward_model_that_a_job_trains_is_loaded_by_the_fleet_of_the_rank(
     make_recipe: MakeRecipe, models: Callable[[int], str]
 ) -> None:
     recipe = make_recipe("reward", model={"path": models(0), "init": None}, cluster=CLUSTER)
-    fleet, group = fleet_on(FakeSite.of(recipe))
+    fleet, group = fleet_on(FakeContext.of(recipe))
     role = fleet.reward_model(models(0))
     assert role.name == "reward_model"
     assert role.updates == 0
@@ -156,10 +156,10 @@ def test_the_reward_model_that_a_job_trains_is_loaded_by_the_fleet_of_the_rank(
 
 
 def test_roles_on_a_rank_compute_the_bits_of_roles_here(
-    site: FakeSite, models: Callable[[int], str]
+    context: FakeContext, models: Callable[[int], str]
 ) -> None:
     sequences = some_sequences()
-    ranked, here = fleet_on(site)[0], LocalFleet(FakeSite.of(site.recipe))
+    ranked, here = fleet_on(context)[0], LocalFleet(FakeContext.of(context.recipe))
     for fleets in (ranked, here):
         fleets.policy(models(0), 0.7)
     for method in ("critic", "moving_reference", "reference", "frozen_policy"):
@@ -172,9 +172,9 @@ def test_roles_on_a_rank_compute_the_bits_of_roles_here(
 
 
 def test_the_start_of_a_policy_on_a_rank_is_a_role_of_its_own(
-    site: FakeSite, models: Callable[[int], str]
+    context: FakeContext, models: Callable[[int], str]
 ) -> None:
-    fleet, group = fleet_on(site)
+    fleet, group = fleet_on(context)
     start = fleet.policy(models(0), 0.7).start()
     assert start.temperature == 0.7
     assert start.name in group.local.roles
@@ -182,22 +182,22 @@ def test_the_start_of_a_policy_on_a_rank_is_a_role_of_its_own(
 
 
 def test_a_frozen_model_whose_files_changed_is_refused_through_the_ranks(
-    site: FakeSite, models: Callable[[int], str]
+    context: FakeContext, models: Callable[[int], str]
 ) -> None:
-    site.choices = replace(site.choices, frozen={"reference": "another hash"})
-    fleet, _ = fleet_on(site)
+    context.choices = replace(context.choices, frozen={"reference": "another hash"})
+    fleet, _ = fleet_on(context)
     with pytest.raises(RunError, match=r"\(reference\) is not the one"):
         fleet.frozen_policy(models(0))
 
 
 @pytest.mark.parametrize("behind", ["this process", "ranks"])
 def test_a_role_that_was_released_is_gone(
-    behind: str, site: FakeSite, models: Callable[[int], str]
+    behind: str, context: FakeContext, models: Callable[[int], str]
 ) -> None:
     group: FakeGroup | None = None
-    fleet: Fleet = LocalFleet(site)
+    fleet: Fleet = LocalFleet(context)
     if behind == "ranks":
-        fleet, group = fleet_on(site)
+        fleet, group = fleet_on(context)
     role: Any = fleet.frozen_policy(models(0))
     held = group.local if group else fleet
     assert isinstance(held, LocalFleet)
@@ -229,8 +229,8 @@ def test_roles_on_ranks_of_their_own_compute_the_bits_of_roles_beside_the_policy
         "reference": {"ranks": 1, "offload": True},
         "reward_model": {"colocate": "critic"},
     }
-    together = FakeSite.of(make_recipe("rl", cluster=CLUSTER, **base))
-    apart = FakeSite.of(make_recipe("rl", cluster={**CLUSTER, **places}, **base))
+    together = FakeContext.of(make_recipe("rl", cluster=CLUSTER, **base))
+    apart = FakeContext.of(make_recipe("rl", cluster={**CLUSTER, **places}, **base))
     groups = {
         role: FakeGroup(recipe_on(apart.recipe, count), apart.choices)
         for role, count in apart.recipe.cluster.homes.items()
@@ -255,8 +255,8 @@ def test_roles_on_ranks_of_their_own_compute_the_bits_of_roles_beside_the_policy
     assert policy.local.roles.keys() == {"policy"}
     assert groups["critic"].local.roles.keys() == {"critic", "frozen_reward_model"}
     assert groups["reference"].local.roles.keys() == {"reference"}
-    spread.rest()
-    assert all(group.calls[-1] == ("rest", "all") for group in (policy, *groups.values()))
+    spread.free_memory()
+    assert all(group.calls[-1] == ("free_memory", "all") for group in (policy, *groups.values()))
     spread.release("reference")
     assert "reference" not in groups["reference"].local.roles
 
@@ -280,10 +280,10 @@ def test_ranks_of_another_role_share_neither_matrices_nor_sequences(
 
 
 def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
-    site: FakeSite, models: Callable[[int], str]
+    context: FakeContext, models: Callable[[int], str]
 ) -> None:
     """Inside the weights have memory there, and nothing is left of it afterwards."""
-    fleet = LocalFleet(site)
+    fleet = LocalFleet(context)
     role = fleet.frozen_policy(models(0))
     expected = role.logprobs(some_sequences()).result().values.tobytes()
     parameters, inside = list(role.backbone.lm.parameters()), list[int]()
@@ -301,7 +301,7 @@ def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
         return column(*arguments, **how)
 
     role.backbone.column = seen
-    rest_on_host(role.backbone)
+    offload_between_passes(role.backbone)
     assert not any(there())
     assert role.logprobs(some_sequences()).result().values.tobytes() == expected
     assert inside == held
@@ -310,9 +310,9 @@ def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
 
 
 def test_a_teacher_on_a_rank_reads_rows_as_one_here_does_and_is_freed(
-    site: FakeSite, models: Callable[[int], str]
+    context: FakeContext, models: Callable[[int], str]
 ) -> None:
-    (ranked, group), here = fleet_on(site), LocalFleet(FakeSite.of(site.recipe))
+    (ranked, group), here = fleet_on(context), LocalFleet(FakeContext.of(context.recipe))
     read = [
         fleet.reading_teacher(models(0), 40).top_logprobs(some_sequences(), 3, 1.5).result().values
         for fleet in (ranked, here)
@@ -333,11 +333,11 @@ def test_matrices_under_adapters_that_run_compiled_lie_side_by_side_from_the_sta
 ) -> None:
     """Joined later they would leave holes on a GPU, which nothing can use."""
     model = {"path": models(0), "init": None, "lora": {"rank": 4}, "compile": "auto"}
-    site = FakeSite.of(
+    context = FakeContext.of(
         make_recipe("rl", algorithm={"type": "ppo"}, model=model, critic={"model": model})
     )
-    site.choices = replace(site.choices, compiled=True)
-    role: Any = getattr(LocalFleet(site), method)(models(0))
+    context.choices = replace(context.choices, compiled=True)
+    role: Any = getattr(LocalFleet(context), method)(models(0))
     attention = role.backbone.lm.get_decoder().layers[1].self_attn
     matrices = [getattr(attention, f"{name}_proj").base_layer.weight for name in "qkv"]
     before = [matrix.data_ptr() for matrix in matrices]

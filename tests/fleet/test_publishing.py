@@ -22,7 +22,7 @@ from contracts.conftest import small_model, small_tokenizer
 from helpers import dying_publish
 from helpers.dying_publish import digest
 from helpers.fake_cuda import FakeCuda
-from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
+from helpers.fake_ranks import FakeContext, FakeLogs, SendingRanks
 from postgrad.cluster import connection
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
@@ -299,11 +299,11 @@ def test_four_ranks_send_to_two_engines_whoever_of_them_dies(
         rollout={"dtype": "bfloat16", "transport": stated},
         cluster={"type": "ray", "start_seconds": 600.0, "rollout": {"workers": 2}},
     )
-    site, logs = FakeSite.of(recipe), FakeLogs()
+    context, logs = FakeContext.of(recipe), FakeLogs()
     with ExitStack() as stack:
         session = stack.enter_context(closing(ClusterSession()))
         fleet = RankedFleet.start(
-            site,
+            context,
             stack,
             Console("quiet"),
             logs,

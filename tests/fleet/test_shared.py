@@ -117,7 +117,7 @@ def test_what_a_dead_process_kept_between_turns_is_made_again_to_the_same_bits(
     if not lockstep:
         whole = shared(2)
         lockstep.append(bits(in_lockstep(whole.engine)))
-        whole.engine.rest()  # turns that follow stand behind nothing
+        whole.engine.sleep()  # turns that follow stand behind nothing
         assert bits(in_lockstep(whole.engine)) == lockstep[0]
     lossy = shared(2, {1: dies_in("turn", turn)})
     assert bits(in_lockstep(lossy.engine)) == lockstep[0]
@@ -161,7 +161,7 @@ def test_other_weights_than_those_of_the_others_are_never_taken_in(shared: Any) 
     weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
     lossy.publish(weights, 4)
     lossy.engine.logprobs([request.token_ids for request in requests()], 1.0)
-    lossy.site.policy.weights = [(n, t + 0.05) for n, t in weights]
+    lossy.launcher.policy.weights = [(n, t + 0.05) for n, t in weights]
     done = generate(lossy.engine, requests())
     assert len(done) == 35
     assert lossy.logs.of("engine_joined") == []
@@ -258,7 +258,7 @@ def test_a_process_whose_weights_are_gone_waits_for_the_next_publish(shared: Any
     lossy = shared(2, {0: dies_in("turn", 1)})
     weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
     lossy.publish(weights, 4)
-    lossy.site.policy.updates = 5  # it has learned
+    lossy.launcher.policy.updates = 5  # it has learned
     expected = shared(1)
     expected.publish(weights, 4)
     again = tokens(generate(expected.engine, requests()))

@@ -165,7 +165,7 @@ def test_a_process_that_dies_beside_the_learner_leaves_its_samples_to_the_others
     lossy = shared(2, {1: dies_in("turn", 1)})
     weights = new_weights(lossy)
     lossy.publish(weights, 1)
-    lossy.site.policy = Untouched()
+    lossy.launcher.policy = Untouched()
     done, left = in_thread(lambda: cut_when_awaited_have_ended(lossy.engine))
     assert names(done, left) == EVERY
     lossy.publish(weights, 2)
@@ -183,7 +183,7 @@ def test_a_process_that_dies_beside_the_learner_leaves_its_samples_to_the_others
 def test_the_only_process_that_dies_beside_the_learner_ends_the_run(shared: Any) -> None:
     lossy = shared(1, {0: dies_in("turn", 1)})
     lossy.publish(new_weights(lossy), 1)
-    lossy.site.policy = Untouched()
+    lossy.launcher.policy = Untouched()
     with pytest.raises(WorkerLost, match="no rollout worker is left that has the policy"):
         in_thread(lambda: cut_when_awaited_have_ended(lossy.engine))
 

@@ -88,10 +88,10 @@ def test_samples_wait_for_a_place_only_where_nobody_else_could_write_them(shared
     """Before, they waited cluster.start_seconds for the lost machine while others served."""
     two, one = (shared(size, {0: dies_in("turn", 1)}) for size in (2, 1))
     for lossy in (two, one):
-        lossy.site.patience.clear()
+        lossy.launcher.patience.clear()
         assert len(generate(lossy.engine, requests())) == 35
-    assert two.site.patience == [(0, 0.0)]
-    assert one.site.patience == [(0, one.site.recipe.cluster.start_seconds)]
+    assert two.launcher.patience == [(0, 0.0)]
+    assert one.launcher.patience == [(0, one.launcher.recipe.cluster.start_seconds)]
 
 
 def test_where_processes_may_come_later_samples_of_a_lost_one_go_on_at_once(
@@ -125,7 +125,7 @@ def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_ha
             each.engine.logprobs([request.token_ids for request in requests()], 1.0)
     started(growing, 1)
     if proved:  # it is up, and not only started
-        growing.engine.rest()
+        growing.engine.sleep()
     assert tokens(generate(growing.engine, requests())) == tokens(
         done := generate(expected.engine, requests())
     )
@@ -133,7 +133,7 @@ def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_ha
     (left,), (joined,) = growing.logs.of("engine_left"), growing.logs.of("engine_joined")
     assert (left["engine"], left["returns"], joined["engine"]) == (0, False, 1)
     assert (joined["version"], joined["serving"]) == (3, 1)
-    assert growing.site.policy.rests == 1  # when the one that joined had its weights
+    assert growing.launcher.policy.offloads == 1  # when the one that joined had its weights
     assert growing.engine.stats.by_engine()["engine/1/response_tokens"] > 0.0
 
 

@@ -26,7 +26,7 @@ from postgrad.recipe.recipe import Recipe
 
 
 @dataclass
-class FakeSite:
+class FakeContext:
     """What a fleet reads of a run."""
 
     recipe: Recipe
@@ -34,7 +34,7 @@ class FakeSite:
     choices: Choices
 
     @classmethod
-    def of(cls, recipe: Recipe, rows: int = 40) -> "FakeSite":
+    def of(cls, recipe: Recipe, rows: int = 40) -> "FakeContext":
         """Of a recipe whose training data has so many rows."""
         return cls(recipe, recipe.geometry(rows), choose(recipe, {}, measure=False))
 
@@ -116,11 +116,11 @@ class NoPlaces:
     def close(self) -> None: ...
 
 
-def fleet_on(site: Any, *more: Any) -> tuple[RankedFleet, FakeGroup]:
+def fleet_on(context: Any, *more: Any) -> tuple[RankedFleet, FakeGroup]:
     """A RankedFleet on such a group. more: console, logs and folder, for engines."""
-    group = FakeGroup(site.recipe, site.choices)
+    group = FakeGroup(context.recipe, context.choices)
     console, logs, folder = more or (None, None, Path())
-    return RankedFleet(site, group, None, console, logs, folder), group  # type: ignore[arg-type]
+    return RankedFleet(context, group, None, console, logs, folder), group  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -129,9 +129,15 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
     groups: list[FakeGroup] = []
 
     def start(
-        site: Any, stack: ExitStack, console: Any, logs: Any, folder: Path, *, session: Any = None
+        context: Any,
+        stack: ExitStack,
+        console: Any,
+        logs: Any,
+        folder: Path,
+        *,
+        session: Any = None,
     ) -> RankedFleet:
-        fleet, group = fleet_on(site, console, logs, folder)
+        fleet, group = fleet_on(context, console, logs, folder)
         groups.append(group)
         return fleet
 

@@ -17,7 +17,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.fleet.engines import EngineWorker
-from postgrad.fleet.members import EngineSite
+from postgrad.fleet.members import EngineLauncher
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.ahead import OverlappedSource, Progress
 from postgrad.rollout.engine import Completion, EngineStats, Request, in_order
@@ -113,7 +113,7 @@ class TickingShared(SharedEngine):
             def __init__(self, engine: Any) -> None:
                 self._engine = engine
 
-        class Site(EngineSite):
+        class Launcher(EngineLauncher):
             def start(self, number: int, seconds: float) -> Any:
                 raise RunError("it is not started again")
 
@@ -123,8 +123,8 @@ class TickingShared(SharedEngine):
         ]
         nothing: Any = None
         logs: Any = self.logs
-        site = Site(nothing, nothing, nothing, None, logs, nothing, "", 8, 32)
-        super().__init__(site, members, "float32", exact=True, most=3)
+        launcher = Launcher(nothing, nothing, nothing, None, logs, nothing, "", 8, 32)
+        super().__init__(launcher, members, "float32", exact=True, most=3)
         self._engines = engines
 
     @property

@@ -56,6 +56,34 @@ def wandb_offline(run_dir: Path) -> list[tuple[str, Steps]]:
     return found
 
 
+def mlflow_variables(folder: Path) -> dict[str, str]:
+    """The environment in which MLflow keeps its runs in a database in `folder`, as its server does.
+    Its small package insists on an address of a registry of models too, and asks it nothing.
+    """
+    return {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_REGISTRY_URI": "http://127.0.0.1:9",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+def mlflow(address: str, project: str) -> dict[str, Steps]:
+    """Runs of an experiment by their name. A step that stands twice in a curve is an error."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(address)
+    experiment = client.get_experiment_by_name(project)
+    assert experiment is not None
+    runs: dict[str, Steps] = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        steps = runs.setdefault(str(run.info.run_name), {})
+        for name in run.data.metrics:
+            for point in client.get_metric_history(run.info.run_id, name):
+                assert name not in steps.setdefault(point.step, {}), (name, point.step)
+                steps[point.step][name] = point.value
+    return runs
+
+
 def _records(data: bytes) -> Iterator[bytes]:
     """The records of a LevelDB log, as W&B writes one, up to where a kill cut it."""
     at, whole = HEADER, b""  # the file has a header of its own, as long as a record's

@@ -10,5 +10,5 @@ class Other(RankWorker):
 
     def join(self, rank: int, *more: Any) -> None:
         if rank == 1:
-            self._site.recipe = self._site.recipe.model_copy(update={"seed": 7})
+            self._context.recipe = self._context.recipe.model_copy(update={"seed": 7})
         super().join(rank, *more)

@@ -161,7 +161,7 @@ class Ticking:
             self._open.sort(key=lambda request: (request.ticket, request.sample_ids[0]))
         return done
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         pass
 
     def cut(self) -> list[Request]:

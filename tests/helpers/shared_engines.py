@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
+from helpers.fake_ranks import FakeContext, FakeLogs, SendingRanks
 from helpers.fake_workers import Dies, FakeWorkers
 from postgrad.cluster.connection import NoPlace
 from postgrad.core.errors import RunError
 from postgrad.fleet.engines import EngineWorker
-from postgrad.fleet.members import EngineSite
+from postgrad.fleet.members import EngineLauncher
 from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.engine import Completion, Request, WeightHandover
@@ -27,11 +27,11 @@ class FakePolicy:
 
     def __init__(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.updates = 0
-        self.rests = 0  # how often it left its devices once more
+        self.offloads = 0  # how often it left its devices once more
         self.weights = weights
 
-    def rest(self) -> None:
-        self.rests += 1
+    def free_memory(self) -> None:
+        self.offloads += 1
 
     def hub_weights(self) -> RankedWeights:
         return RankedWeights(SendingRanks(self.weights), "policy")
@@ -46,7 +46,7 @@ class Shared:
         """dies: by process, for its first life; `later` for all of its later ones. more: how many
         processes come when there is room for them.
         """
-        site = FakeSite.of(recipe)
+        context = FakeContext.of(recipe)
         more = how.pop("more", 0)
         self.room = room = [Event() for _ in range(size + more)]  # set: its place is there
         for place in room[:size]:
@@ -55,7 +55,7 @@ class Shared:
         first: dict[int, Any] = how.pop("first", {})  # recipes of first lives
         lives: dict[int, int] = {}
 
-        class Site(EngineSite):
+        class Launcher(EngineLauncher):
             patience: ClassVar[list[tuple[int, float]]] = []  # of each start: its number, seconds
 
             def has_place(self, number: int) -> bool:
@@ -71,7 +71,7 @@ class Shared:
                 if kills("start", lives[number]):
                     raise RunError("1 of 1 rollout workers did not start")
                 own = first.get(number, recipe) if lives[number] == 1 else recipe
-                worker = EngineWorker(own.dump(), site.choices)
+                worker = EngineWorker(own.dump(), context.choices)
                 with LOADING:
                     worker.build(path, self.choices, 8, 32, str(folder))
                 return FakeWorkers(worker, kills)
@@ -80,19 +80,19 @@ class Shared:
         self.policy: Any = None
         logs: Any = self.logs
         reservation: Any = None
-        self.site = Site(
-            recipe, site.choices, reservation, None, logs, folder, path, 8, 32
+        self.launcher = Launcher(
+            recipe, context.choices, reservation, None, logs, folder, path, 8, 32
         )  # fmt: skip
-        members = [self.site.start(number, 0.0) for number in range(size)]
-        dtype = str(site.choices.rollout_dtype)
+        members = [self.launcher.start(number, 0.0) for number in range(size)]
+        dtype = str(context.choices.rollout_dtype)
         how = {"exact": True, "most": 3, "later": more, **how}
         self.workers = members
-        self.engine = SharedEngine(self.site, members, dtype, **how)
+        self.engine = SharedEngine(self.launcher, members, dtype, **how)
 
     def publish(self, weights: list[tuple[str, torch.Tensor]], version: int) -> None:
         policy: Any = FakePolicy(weights)
         policy.updates = version
-        self.site.policy = policy
+        self.launcher.policy = policy
         self.engine.load_weights(WeightHandover(policy.hub_weights()), version)
 
 

@@ -26,7 +26,7 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routers, chosen_of, replayable
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
@@ -166,8 +166,8 @@ def test_later_turns_record_the_experts_of_what_they_compute_alone() -> None:
     engine = engine_of(lm)
     prompt = Prompt(0, requests()[0].token_ids, "?", None, "rows", 0)
     sampling = SamplingSettings(max_new_tokens=9)
-    drawing = Drawing(2, sampling, 0, Environments({None: Replies()}), max_len=100)
-    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], drawing, NoText())
+    spec = SamplingSpec(2, sampling, 0, Environments({None: Replies()}), max_len=100)
+    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], spec, NoText())
     batch = RolloutBatch.of(groups)
     assert batch.sequences.experts is not None
     for tokens, experts in zip(batch.sequences.tokens, batch.sequences.experts, strict=True):

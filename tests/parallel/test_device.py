@@ -14,7 +14,7 @@ from postgrad.parallel.device import (
     apply,
     choose,
     compute_dtype,
-    give_back,
+    empty_cache,
     make_current,
     without_expandable,
 )
@@ -150,12 +150,12 @@ def test_a_run_on_a_cpu_leaves_the_allocator_of_gpus_alone(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cuda", 1)])
-def test_only_a_gpu_has_memory_to_give_back(
+def test_only_a_gpu_has_cached_memory_to_return(
     device: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    give_back(torch.device(device))
+    empty_cache(torch.device(device))
     assert len(emptied) == times
 
 
@@ -166,11 +166,11 @@ def test_what_the_compiler_left_is_collected_once_before_memory_is_given_back(
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
     monkeypatch.setattr(gc, "collect", lambda *generation: calls.append("collect"))
-    give_back(torch.device("cuda"))
+    empty_cache(torch.device("cuda"))
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     calls.clear()
-    give_back(torch.device("cuda"))
-    give_back(torch.device("cuda"))
+    empty_cache(torch.device("cuda"))
+    empty_cache(torch.device("cuda"))
     assert calls == ["collect", "empty_cache", "empty_cache"]
 
 

@@ -25,10 +25,10 @@ def held(*tensors: Tensor) -> int:
 def test_every_bit_comes_back_in_every_dtype(dtype: torch.dtype) -> None:
     tensor = BITS.clone().view(dtype)
     copies = HostCopies(CPU)
-    copies.leave([tensor])
+    copies.offload([tensor])
     assert (held(tensor), copies.nbytes) == (0, 16)
     assert torch.equal(copies.here(tensor).view(torch.int32), BITS)
-    copies.come_back()
+    copies.reload()
     assert (held(tensor), copies.nbytes) == (16, 0)
     assert torch.equal(tensor.view(torch.int32), BITS)
 
@@ -38,11 +38,11 @@ def test_tensors_that_share_memory_leave_together_and_share_it_afterwards() -> N
     whole = torch.arange(6.0)
     first, second = nn.Parameter(whole[:2]), nn.Parameter(whole[2:].view(2, 2).t())
     copies = HostCopies(CPU)
-    copies.leave([first, second, whole])
+    copies.offload([first, second, whole])
     assert copies.nbytes == 24
     assert held(whole, first, second) == 0
     assert copies.here(second).tolist() == [[2.0, 4.0], [3.0, 5.0]]  # another order in memory
-    copies.come_back([second])
+    copies.reload([second])
     assert whole.tolist() == [0, 1, 2, 3, 4, 5]
     with torch.no_grad():
         first.fill_(7.0)
@@ -52,17 +52,17 @@ def test_tensors_that_share_memory_leave_together_and_share_it_afterwards() -> N
 def test_what_shares_memory_with_tensors_that_stay_stays() -> None:
     weights = [torch.ones(2), torch.ones(3)]
     copies = HostCopies(CPU)
-    copies.leave(weights, beside=[weights[0].view(1, 2)])
+    copies.offload(weights, beside=[weights[0].view(1, 2)])
     assert [held(weight) for weight in weights] == [8, 0]
 
 
 def test_tensors_that_are_away_already_keep_their_copies() -> None:
     tensor = odd_floats()
     copies = HostCopies(CPU)
-    copies.leave([tensor])
-    copies.leave([tensor])
-    copies.come_back()
-    copies.come_back()
+    copies.offload([tensor])
+    copies.offload([tensor])
+    copies.reload()
+    copies.reload()
     assert torch.equal(tensor.view(torch.int32), BITS)
 
 
@@ -70,10 +70,10 @@ def test_a_change_between_two_leaves_is_kept_and_host_memory_is_used_again() -> 
     tensor = torch.zeros(4)
     copies, places = HostCopies(CPU), set[int]()
     for number in range(3):
-        copies.leave([tensor])
+        copies.offload([tensor])
         assert copies.here(tensor).tolist() == [number] * 4
         places.add(copies.here(tensor).data_ptr())
-        copies.come_back()
+        copies.reload()
         tensor += 1
     assert len(places) == 1
 
@@ -81,7 +81,7 @@ def test_a_change_between_two_leaves_is_kept_and_host_memory_is_used_again() -> 
 def test_a_tensor_of_another_device_and_one_without_numbers_stay() -> None:
     elsewhere, empty = torch.zeros(2, device="meta"), torch.zeros(0)
     copies = HostCopies(CPU)
-    copies.leave([elsewhere, empty])
+    copies.offload([elsewhere, empty])
     assert copies.nbytes == 0
     assert copies.here(empty) is empty
 

@@ -14,10 +14,10 @@ from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Experts, FinishReason, PlacedImage, Prompt
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import (
-    Drawing,
     Environment,
     Environments,
     Observation,
+    SamplingSpec,
     Step,
 )
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
@@ -68,8 +68,8 @@ class Dice:
 def cut_run(environment: Environment) -> GroupSampler:
     """Sample 0 has had a turn and is in its second, sample 1 in its first, sample 2 has failed."""
     engine = Ticking(lambda ticket, sample, turn: (2, 9, 3)[sample] if turn == 0 else 8)
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: environment}))
-    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: environment}))
+    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
     sampler.start([Numbers(100).draw(0, 0)])
     for _ in range(2):
         sampler._take(engine.completed())
@@ -80,8 +80,8 @@ def cut_run(environment: Environment) -> GroupSampler:
 
 
 def back(arrays, environment):
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: environment}))
-    groups, redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: environment}))
+    groups, redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), spec, Words())
     return groups[0], redrawn
 
 
@@ -128,8 +128,8 @@ def test_without_the_record_an_environment_that_is_not_deterministic_is_never_st
 
 def test_images_that_were_shown_come_back_by_their_hashes():
     image = PlacedImage("ab" * 32, np.array([1, 2]), (2, 1))
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
-    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), spec)
     turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
     group.samples[1].take(Completion(0, 1, 0, *turn, "stop", ((0, 2),), ""))
     shown = Observation(np.array([7, 90, 90], np.int32), done=False, images=(image,))
@@ -147,8 +147,8 @@ def test_images_that_were_shown_come_back_by_their_hashes():
 @pytest.mark.parametrize("end", ["stop", "length", "dead_end"])
 def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
     """Of a group whose other samples are under way."""
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
-    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), spec)
     turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
     group.samples[1].take(Completion(0, 1, 0, *turn, end, ((0, 2),), ""))
     group.samples[1].observe(Observation(np.zeros(0, np.int32), done=True))
@@ -187,13 +187,13 @@ def test_of_several_environments_only_those_that_are_not_deterministic_have_thei
     class Sure(Dice):
         deterministic = True
 
-    def groups_of(sure: Dice, dice: Dice) -> tuple[Drawing, dict[int, OpenGroup]]:
-        drawing = Drawing(1, SAMPLING, 0, Environments({"sure": sure, "dice": dice}))
+    def groups_of(sure: Dice, dice: Dice) -> tuple[SamplingSpec, dict[int, OpenGroup]]:
+        spec = SamplingSpec(1, SAMPLING, 0, Environments({"sure": sure, "dice": dice}))
         prompts = [
             replace(Numbers(9).draw(t, 0), environment=name)
             for t, name in enumerate(["sure", "dice", "sure"])
         ]
-        return drawing, {prompt.ticket: OpenGroup(prompt, drawing) for prompt in prompts}
+        return spec, {prompt.ticket: OpenGroup(prompt, spec) for prompt in prompts}
 
     _, groups = groups_of(Sure(10), Dice(20))
     turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
@@ -203,8 +203,8 @@ def test_of_several_environments_only_those_that_are_not_deterministic_have_thei
     arrays = to_arrays(groups, dict.fromkeys(groups, 0))
     assert [reply["token_ids"] for reply in json.loads(arrays[REPLIES].tobytes())] == [[21]]
     sure, dice = Sure(30), Dice(500)
-    drawing, again = groups_of(sure, dice)
-    back_again, redrawn = to_groups(arrays, lambda t: again[t].prompt, drawing, Words())
+    spec, again = groups_of(sure, dice)
+    back_again, redrawn = to_groups(arrays, lambda t: again[t].prompt, spec, Words())
     told = [group.samples[0].observations[0].token_ids.tolist() for group in back_again]
     assert (told, redrawn) == ([[31], [21], [32]], 0)
     assert (sure.said, dice.said, dice.resumed) == (32, 500, [(0, [21])])
@@ -240,8 +240,8 @@ def with_experts(group: OpenGroup) -> None:
 
 def test_experts_are_kept_as_they_were_chosen_first_and_come_back() -> None:
     """The last token of a turn and the environment's are computed with the next turn."""
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
-    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), spec)
     with_experts(group)
     arrays = to_arrays({0: group}, {0: 0})
     assert arrays["experts"].shape == (5 + 5 + 5 + 5, 2, 1)  # one that was missing, then the news
@@ -281,8 +281,8 @@ def test_experts_are_kept_as_they_were_chosen_first_and_come_back() -> None:
     ],
 )
 def test_experts_that_do_not_fit_the_turns_are_refused(change: Any) -> None:
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
-    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), spec)
     with_experts(group)
     arrays = dict(to_arrays({0: group}, {0: 0}))
     change(arrays)

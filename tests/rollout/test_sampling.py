@@ -18,7 +18,7 @@ from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step
+from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import GroupSampler, sample_groups
 from postgrad.rollout.settings import SamplingSettings
@@ -95,8 +95,8 @@ def length_of(seed: int) -> Callable[[int, int, int], int]:
 
 def sampled(engine: Any, environment: Any, tickets: int = 4, samples: int = 4) -> list[Any]:
     prompts = [Numbers(100).draw(ticket, 0) for ticket in range(tickets)]
-    drawing = Drawing(samples, SAMPLING, 0, Environments({None: environment}))
-    return sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, Words())
+    spec = SamplingSpec(samples, SAMPLING, 0, Environments({None: environment}))
+    return sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, spec, Words())
 
 
 def shown(groups: Sequence[Any]) -> list[Any]:
@@ -224,8 +224,8 @@ def test_a_failure_ends_its_sample_and_is_in_its_record():
 def test_a_cut_waits_for_replies_and_goes_on_behind_them():
     late = Late(random.Random(0), most=0.02)
     engine = Traced(lambda ticket, sample, turn: 2 + 4 * sample)
-    drawing = Drawing(3, SAMPLING, 0, Environments({None: Replies(late)}))
-    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    spec = SamplingSpec(3, SAMPLING, 0, Environments({None: Replies(late)}))
+    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
     sampler.start([Numbers(100).draw(0, 0), Numbers(100).draw(1, 0)])
     sampler._take(engine.completed())
     sampler.cut()
@@ -262,8 +262,8 @@ def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
         environment = Replies(Late(random.Random(late), most=0.01), turns=2, concurrent=3)
         prompts = [Prompt(t, prompt(t, 5), "?", None, "rows", t) for t in range(3)]
         played = Environments({None: environment})
-        drawing = Drawing(4, SamplingSettings(max_new_tokens=12), 3, played)
-        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, tokenizer)
+        spec = SamplingSpec(4, SamplingSettings(max_new_tokens=12), 3, played)
+        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, spec, tokenizer)
         results.append(
             [(r.token_ids.tobytes(), r.logprobs.tobytes()) for g in groups for r in g.rollouts]
         )
@@ -288,8 +288,8 @@ def test_a_queue_far_longer_than_the_engine_has_rows_ends_in_order_with_the_same
             return late(response, reply)
 
         environments = Environments({None: Replies(begin, turns=2, concurrent=3)})
-        drawing = Drawing(4, SamplingSettings(max_new_tokens=8), 3, environments)
-        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, tokenizer)
+        spec = SamplingSpec(4, SamplingSettings(max_new_tokens=8), 3, environments)
+        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, spec, tokenizer)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         assert [(r.ticket, r.sample) for r in rollouts] == [divmod(n, 4) for n in range(64)]
         return rollouts
@@ -311,8 +311,8 @@ def test_what_a_step_waits_for_is_told_by_ticket() -> None:
     engine = Ticking(
         lambda ticket, sample, turn: 1 + 2 * sample, rest=lambda: told.append(sampler.awaited())
     )
-    drawing = Drawing(2, SAMPLING, 0)
-    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    spec = SamplingSpec(2, SAMPLING, 0)
+    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
     assert sampler.awaited() == ""
     sampler.start([Numbers(5).draw(ticket, 0) for ticket in range(5)])
     sampler.finish(range(5))

@@ -9,7 +9,7 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environments, Observation, at_once
+from postgrad.rollout.environment import Environments, Observation, SamplingSpec, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
@@ -202,7 +202,9 @@ def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, t
 def test_two_prompts_of_one_ticket_are_refused(engine, tokenizer):
     prompts = [Prompts().draw(1, 0)] * 2
     with pytest.raises(ValueError, match="same ticket"):
-        sample_groups(engine, LengthScorer(), prompts, Drawing(1, SamplingSettings(), 0), tokenizer)
+        sample_groups(
+            engine, LengthScorer(), prompts, SamplingSpec(1, SamplingSettings(), 0), tokenizer
+        )
 
 
 def test_groups_that_never_come_back_are_an_error_and_no_hang(engine, tokenizer):

@@ -17,7 +17,7 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environment import Drawing, Environments
+from postgrad.rollout.environment import Environments, SamplingSpec
 from postgrad.rollout.pending import to_groups
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource
@@ -148,9 +148,9 @@ def test_samples_of_a_checkpoint_that_do_not_fit_are_refused(
     change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     arrays = broken(change)
-    drawing = Drawing(3, RolloutSettings(max_new_tokens=30), 0, Environments({None: Turns(2)}))
+    spec = SamplingSpec(3, RolloutSettings(max_new_tokens=30), 0, Environments({None: Turns(2)}))
     with pytest.raises(RunError, match=message):
-        to_groups(arrays, lambda ticket: Numbers(1000).draw(ticket, 0), drawing, Words())
+        to_groups(arrays, lambda ticket: Numbers(1000).draw(ticket, 0), spec, Words())
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 0), (1, 3)])

@@ -15,7 +15,7 @@ from postgrad.fleet.choices import choose
 from postgrad.learner.backbone import Backbone
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.training import auto_sizes, foreseen
+from postgrad.training import auto_sizes, estimates
 from postgrad.training.auto_sizes import largest
 from postgrad.training.start import resume, train
 
@@ -161,7 +161,7 @@ def test_where_nothing_can_be_planned_the_device_alone_says_what_fits(
     def unknown(*_: Any) -> Any:
         raise UsageError("no device is called that")
 
-    monkeypatch.setattr(foreseen, "hardware_here", unknown)
+    monkeypatch.setattr(estimates, "hardware_here", unknown)
     tight(monkeypatch, tokens=1500)
     recipe = make_recipe("sft", steps=1, batch={"micro_train_tokens": "auto"})
     train(recipe, console)

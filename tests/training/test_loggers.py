@@ -16,6 +16,7 @@ from helpers.runs import lines, train_until_killed
 from postgrad.api.run import Run
 from postgrad.observe.console import Console
 from postgrad.observe.loggers.all import recorded
+from postgrad.observe.loggers.mlflow import metric_name
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.tools.fork import fork
 from postgrad.training.rl import RLJob
@@ -112,17 +113,21 @@ def test_a_killed_process_and_a_resumed_one_draw_one_curve_everywhere(
     """SIGKILL, in the middle of whatever happens; W&B offline; trackio's own database."""
     pytest.importorskip("wandb")
     pytest.importorskip("trackio")
+    pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
     recipe = write_recipe("grpo with kl", tmp_path)
-    run = tmp_path / "run"
+    run, database = tmp_path / "run", logged.mlflow_variables(tmp_path)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", database["MLFLOW_REGISTRY_URI"])
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
         "WANDB_MODE": "offline",
         "TRACKIO_DIR": str(tmp_path / "trackio"),
+        **database,
     }
     flags = [
         "--run_dir", str(run), "--steps", "60", "--eval.every", "5", "--checkpoint.save_steps", "7",
-        "--observe.loggers", '["tensorboard", "wandb", "trackio"]',
+        "--observe.loggers", '["tensorboard", "wandb", "trackio", "mlflow"]',
     ]  # fmt: skip
     command = [sys.executable, "-m", "postgrad", "train", str(recipe), *flags, "--quiet"]
     for steps in (12, 24, None):
@@ -141,10 +146,20 @@ def test_a_killed_process_and_a_resumed_one_draw_one_curve_everywhere(
     curves = logged.trackio(tmp_path / "trackio", "postgrad")
     assert len(curves) == 1
     _assert_timeless(*curves.values(), wanted)
+    curves = logged.mlflow(database["MLFLOW_TRACKING_URI"], "postgrad")
+    assert len(curves) == 1
+    _assert_timeless(*curves.values(), _as_in_mlflow(wanted))
     processes = logged.wandb_offline(run)
     assert len({name for name, _ in processes}) == 1
     assert len(processes) == 3
     assert_same(processes[-1][1], wanted)
+
+
+def _as_in_mlflow(steps: logged.Steps) -> logged.Steps:
+    return {
+        step: {"step": float(step)} | {metric_name(name): value for name, value in values.items()}
+        for step, values in steps.items()
+    }
 
 
 def _assert_timeless(found: logged.Steps, wanted: logged.Steps) -> None:

@@ -155,7 +155,7 @@ def test_without_a_plan_the_ways_out_are_named_in_general(
     def unknown(*_: Any) -> Any:
         raise OSError("no network")
 
-    monkeypatch.setattr(out_of_memory.foreseen, "facts_here", unknown)
+    monkeypatch.setattr(out_of_memory.estimates, "facts_here", unknown)
     fail_at(monkeypatch, Learner, "update", 1)
     with pytest.raises(OutOfMemory, match=r"smaller batch\.micro_train_tokens"):
         train(make_recipe("sft"), console)

@@ -170,7 +170,7 @@ def test_a_run_counts_from_what_a_gpu_holds_without_torchs_cache(
 ) -> None:
     """What the process did before may have left memory there, which the run is going to use."""
     order: list[str] = []
-    monkeypatch.setattr(run, "give_back", lambda device: order.append(f"gives back on {device}"))
+    monkeypatch.setattr(run, "empty_cache", lambda device: order.append(f"gives back on {device}"))
     counted = SimpleNamespace(set_baseline=lambda: order.append("counts from here"))
     fake: Any = SimpleNamespace(
         choices=SimpleNamespace(device="cuda"),

@@ -30,9 +30,9 @@ CLUSTER = {
 class Disguised(FakeGroup):
     """A rank on another machine. What it takes for a GPU there is the CPU here."""
 
-    def __init__(self, site: Any) -> None:
-        assert site.choices.device == "cuda"
-        super().__init__(site.recipe, replace(site.choices, device="cpu"))
+    def __init__(self, context: Any) -> None:
+        assert context.choices.device == "cuda"
+        super().__init__(context.recipe, replace(context.choices, device="cpu"))
 
 
 class Worker:
@@ -64,10 +64,10 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Disguised]:
     """The groups of ranks of runs that started."""
     made: list[Disguised] = []
 
-    def start(site: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
-        made.append(Disguised(site))
+    def start(context: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
+        made.append(Disguised(context))
         session.reservation = NoPlaces()
-        return RankedFleet(site, made[-1], session, *more)
+        return RankedFleet(context, made[-1], session, *more)
 
     monkeypatch.setattr(RankedFleet, "start", start)
     monkeypatch.setattr(members, "Workers", Worker)
@@ -89,7 +89,7 @@ def test_a_controller_without_a_gpu_leads_a_run_on_gpus(
     assert len(lines(folder / "metrics.jsonl")) == 3
     (first, second) = groups
     for group in (first, second):  # after the start; before, within and after each publish
-        assert [method for method, *_ in group.calls].count("rest") >= 1 + 3
+        assert [method for method, *_ in group.calls].count("free_memory") >= 1 + 3
 
 
 def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(

@@ -72,9 +72,9 @@ class Written:
         self.asked: list[str] = []
         self.temperatures = set[float | None]()
 
-    def give_back(self, stays: str = "all") -> None:
+    def free_memory(self, keep: str = "all") -> None:
         kept = {"all": "", "weights": " and keeps weights", "nothing": " and keeps nothing"}
-        self.asked.append(f"the learner gives back{kept[stays]}")
+        self.asked.append(f"the learner gives back{kept[keep]}")
 
     def hub_weights(self) -> Any:
         self.asked.append("weights are gathered")
@@ -97,7 +97,7 @@ class Written:
 
 def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None:
     both: Any = Written()
-    publish = Publisher(both, both, [PROMPT], both.give_back)
+    publish = Publisher(both, both, [PROMPT], both.free_memory)
     assert both.asked == ["the engine scores"]
     both.asked.clear()
     publish(3)
@@ -115,7 +115,7 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
 
 def test_weights_are_compared_at_temperature_one_which_multiplies_no_rounding() -> None:
     both: Any = Written()
-    Publisher(both, both, [PROMPT], both.give_back)(3)
+    Publisher(both, both, [PROMPT], both.free_memory)(3)
     assert both.temperatures == {1.0}
 
 
@@ -140,7 +140,7 @@ def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one
     ids = np.arange(400, dtype=np.int32)
     early, late = np.arange(5, 9), np.arange(240, 300)  # 400 - 128 lies within the second
     images = (PlacedImage("a", early), PlacedImage("b", late))
-    Publisher(both, both, [replace(PROMPT, token_ids=ids, images=images), PROMPT], both.give_back)
+    Publisher(both, both, [replace(PROMPT, token_ids=ids, images=images), PROMPT], both.free_memory)
     (first, plain), (shown, none) = seen[0]
     assert (first[0], first[-1]) == (240, 399)
     assert plain.tolist() == [0, 1, 2, 3]
@@ -148,7 +148,7 @@ def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one
     assert shown[0].at.tolist() == list(range(60))
     assert none == ()
     only_early = replace(PROMPT, token_ids=ids, images=images[:1])
-    Publisher(both, both, [only_early], both.give_back)
+    Publisher(both, both, [only_early], both.free_memory)
     assert seen[1][0][0][0] == 5  # longer, so that the tower is probed
 
 
@@ -168,7 +168,7 @@ def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> No
         return Sequences(Ragged.of(tokens, np.int32), Ragged.of(mask, np.bool_), group)
 
     both: Any = Noting()
-    publish = Publisher(both, both, [PROMPT], both.give_back)
+    publish = Publisher(both, both, [PROMPT], both.free_memory)
     for step in (samples([7, 8]), samples()):
         publish.probe_with(step)
         publish(1)
@@ -180,7 +180,7 @@ def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> No
 def test_learner_and_engine_take_turns_with_the_memory_of_a_run(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine rests while sizes are tried and while the policy learns; the fleet has given back
+    """The engine sleeps while sizes are tried and while the policy learns; the fleet has given back
     before every publish.
     """
     turns: list[str] = []
@@ -194,11 +194,11 @@ def test_learner_and_engine_take_turns_with_the_memory_of_a_run(
 
         monkeypatch.setattr(kind, name, call)
 
-    noted(Run, "give_back", "fleet")
-    noted(LocalEngine, "rest", "rests")
+    noted(Run, "free_memory", "fleet")
+    noted(LocalEngine, "sleep", "sleeps")
     noted(LocalEngine, "load_weights", "loads")
     train(make_recipe("rl"), console)
-    start = ["fleet", "rests"]  # before the engine is built; before sizes are tried
+    start = ["fleet", "sleeps"]  # before the engine is built; before sizes are tried
     published = ["fleet", "loads", "fleet", "fleet"]
-    trained, saved = ["rests", "fleet"], ["fleet"]  # an update's memory is not theirs that follow
+    trained, saved = ["sleeps", "fleet"], ["fleet"]  # an update's memory is not theirs that follow
     assert turns == [*start, *published, *[*trained, *published, *saved] * 3]

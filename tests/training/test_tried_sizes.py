@@ -117,7 +117,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int | None]
         whole = kind.engine
 
         def engine(self: Any, *arguments: Any, **named: Any) -> Any:
-            choices = self._site.choices
+            choices = self._context.choices
             sizes.append((choices.slots, choices.cache_tokens))
             if choices.slots is not None and choices.slots > 5:
                 raise MemoryError

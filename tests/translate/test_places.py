@@ -97,7 +97,7 @@ def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place
 
 
 @pytest.mark.parametrize(
-    ("flags", "resting", "told"),
+    ("flags", "expected", "told"),
     [
         ("--ref.offload", {"reference"}, set()),
         ("--reward.offload", {"reward_model"}, set()),
@@ -116,12 +116,12 @@ def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place
     ],
 )
 def test_a_frozen_model_that_rests_in_the_hosts_memory_does_so_here(
-    flags: str, resting: set[str], told: set[str]
+    flags: str, expected: set[str], told: set[str]
 ) -> None:
     found = openrlhf(f"--actor.num_gpus_per_node 2 {flags}", reward="--reward.model_name_or_path r")
     assert missing(found) == set()
-    rests = {role for role, table in place(found).items() if "offload" in str(table)}
-    assert rests == resting
+    offloaded = {role for role, table in place(found).items() if "offload" in str(table)}
+    assert offloaded == expected
     assert {option.why for option in found.draft.needless if "offload" in option.name} == told
 
 

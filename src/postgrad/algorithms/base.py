@@ -112,7 +112,7 @@ class Grades:
 
 
 @dataclass(frozen=True, slots=True)
-class Earned:
+class CreditInputs:
     """The S samples of a step with their rewards, from which advantages are computed."""
 
     sequences: Sequences

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Earned, Needs
+from postgrad.algorithms.base import CreditInputs, Needs
 from postgrad.algorithms.grpo import GRPO
 from postgrad.ops.advantages import whitened
 
@@ -35,12 +35,12 @@ class GDPO(GRPO):
             return completed
         return completed.model_copy(update={"component_weights": dict(reward_weights)})
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        sequences, weights = earned.sequences, self.component_weights or {}
-        if missing := earned.components.keys() - weights.keys():
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
+        sequences, weights = inputs.sequences, self.component_weights or {}
+        if missing := inputs.components.keys() - weights.keys():
             raise ValueError(f"no weight of the rewards {', '.join(sorted(missing))}")
         total = np.zeros(len(sequences))
-        for name, values in earned.components.items():
+        for name, values in inputs.components.items():
             total += weights[name] * self._apart(values, sequences.group)
         trained = sequences.loss_mask.sums() > 0
         each = whitened(total, trained, std_norm=bool(self.std_norm))

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Earned
+from postgrad.algorithms.base import CreditInputs
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.advantages import centred, weighted_centred
 from postgrad.ops.losses import Aggregation
@@ -23,8 +23,8 @@ class OPO(PolicyGradient):
     ) -> NDArray[np.float64]:
         return centred(rewards, group)  # of responses of one length
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        sequences, rewards = earned.sequences, earned.rewards - earned.charges.sums()
-        lengths = np.maximum(earned.written.sums(), 1).astype(np.float64)
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
+        sequences, rewards = inputs.sequences, inputs.rewards - inputs.charges.sums()
+        lengths = np.maximum(inputs.written.sums(), 1).astype(np.float64)
         each = weighted_centred(rewards, lengths, sequences.group)
         return sequences.loss_mask.spread(each).values

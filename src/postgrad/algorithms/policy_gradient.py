@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import (
     Credit,
-    Earned,
+    CreditInputs,
     LossInputs,
     LossOutput,
     Needs,
@@ -89,20 +89,20 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
     ) -> NDArray[np.float64]:
         """The advantages [S] of samples, from their rewards [S] and group numbers [S]."""
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
         """The advantages [N] of tokens. By default those of their sample, from its reward minus the
         sum of its charges.
         """
-        sequences, name = earned.sequences, f"{type(self).__name__}.advantages"
-        each = self.advantages(earned.rewards - earned.charges.sums(), sequences.group)
+        sequences, name = inputs.sequences, f"{type(self).__name__}.advantages"
+        each = self.advantages(inputs.rewards - inputs.charges.sums(), sequences.group)
         each = one_each(each, len(sequences), "samples", name)
         return sequences.loss_mask.spread(each).values
 
     def token_credit(
-        self, earned: Earned, state: Mapping[str, Any]
+        self, inputs: CreditInputs, state: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
         """(columns [N] of the losses, with "advantages"; the next state; metrics)."""
-        return {"advantages": self.token_advantages(earned)}, state, {}
+        return {"advantages": self.token_advantages(inputs)}, state, {}
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -164,16 +164,16 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         cut = batch.truncated[rows]
         masked = cut & ~greedy & self.mask_truncated_completions
         written, sequences = sequences.loss_mask, without_loss(sequences, masked | greedy)
-        charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
+        kl = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
         if self._kl_in_reward:
-            charges, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
+            kl, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
         rewards, turns, state, taken, shaping = self.shaped_rewards(
             batch.rewards[rows], batch.turn_rewards.take(rows), written, sequences.group, state
         )
         parts = {name: column[rows] for name, column in batch.components.items()}
-        earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
-        token_columns, state, more = self.token_credit(earned, state)
+        inputs = CreditInputs(sequences, rewards, turns, kl, cut, values, greedy, parts, written)
+        token_columns, state, more = self.token_credit(inputs, state)
         columns = masked_columns(token_columns, sequences.loss_mask, type(self).__name__)
         metrics |= self._bound(columns)
         sampled = batch.sampled_logprobs.take(rows)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Earned, Needs, required
+from postgrad.algorithms.base import CreditInputs, Needs, required
 from postgrad.algorithms.critic import Critic
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops import kl
@@ -51,13 +51,13 @@ class PPO(PolicyGradient, Critic):
         return rewards
 
     def token_credit(
-        self, earned: Earned, state: Mapping[str, Any]
+        self, inputs: CreditInputs, state: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
-        mask, values = earned.sequences.loss_mask, required(earned.values, "'values'")
-        rewards = token_rewards(earned.rewards, earned.turn_rewards, earned.charges, mask)
+        mask, values = inputs.sequences.loss_mask, required(inputs.values, "'values'")
+        rewards = token_rewards(inputs.rewards, inputs.turn_rewards, inputs.charges, mask)
         if self.whiten_rewards:
             rewards = mask.like(whitened(rewards.values, mask.values, shift_mean=False))
-        cut = earned.truncated & self.bootstrap_truncated
+        cut = inputs.truncated & self.bootstrap_truncated
         advantages, returns = gae(rewards, values, mask, self.gamma, self.lam, cut)
         if self.whiten:
             advantages = whitened(advantages, mask.values, std_norm=self.std_norm)

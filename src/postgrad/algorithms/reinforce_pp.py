@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Earned
+from postgrad.algorithms.base import CreditInputs
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import to_go, whitened
@@ -32,6 +32,6 @@ class ReinforcePP(PolicyGradient):
     ) -> NDArray[np.float64]:
         return rewards
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        follows = to_go(earned.rewards, earned.charges, earned.turn_rewards)
-        return whitened(follows, earned.sequences.loss_mask.values, std_norm=self.std_norm)
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
+        follows = to_go(inputs.rewards, inputs.charges, inputs.turn_rewards)
+        return whitened(follows, inputs.sequences.loss_mask.values, std_norm=self.std_norm)

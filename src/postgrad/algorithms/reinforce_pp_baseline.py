@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Earned
+from postgrad.algorithms.base import CreditInputs
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.advantages import centred, whitened
 from postgrad.ops.losses import Aggregation
@@ -24,6 +24,6 @@ class ReinforcePPBaseline(PolicyGradient):
     ) -> NDArray[np.float64]:
         return centred(rewards, group)
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        each = super().token_advantages(earned)
-        return whitened(each, earned.sequences.loss_mask.values, std_norm=self.std_norm)
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
+        each = super().token_advantages(inputs)
+        return whitened(each, inputs.sequences.loss_mask.values, std_norm=self.std_norm)

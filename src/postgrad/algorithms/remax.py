@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Earned, Needs
+from postgrad.algorithms.base import CreditInputs, Needs
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.losses import Aggregation
 
@@ -32,10 +32,10 @@ class ReMax(PolicyGradient):
         _, first, place = np.unique(group, return_index=True, return_inverse=True)
         return rewards - rewards[first][place]
 
-    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        sequences, greedy = earned.sequences, earned.greedy
-        charges = np.where(greedy, 0.0, earned.charges.sums())  # the baseline is a reward alone
+    def token_advantages(self, inputs: CreditInputs) -> NDArray[np.float64]:
+        sequences, greedy = inputs.sequences, inputs.greedy
+        charges = np.where(greedy, 0.0, inputs.charges.sums())  # the baseline is a reward alone
         order = np.argsort(~greedy, kind="stable")  # greedy ones first
         each = np.empty(len(greedy))
-        each[order] = self.advantages((earned.rewards - charges)[order], sequences.group[order])
+        each[order] = self.advantages((inputs.rewards - charges)[order], sequences.group[order])
         return sequences.loss_mask.spread(each).values

@@ -42,7 +42,7 @@ from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import rates_mean_nothing
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing
+from postgrad.rollout.environment import SamplingSpec
 from postgrad.rollout.environments.sets import as_played, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
@@ -180,13 +180,13 @@ class Evaluator:
     ) -> Result:
         began, name = time.perf_counter(), eval_set.name
         each, played, drawn = sampling.n_samples, self._environments, self._drawn_by(sampling)
-        drawing = Drawing(each, drawn, self._seed, played, eval_set.max_len)
-        groups = self._sample(prompts, drawing, engine, on_done)
+        spec = SamplingSpec(each, drawn, self._seed, played, eval_set.max_len)
+        groups = self._sample(prompts, spec, engine, on_done)
         greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
         if self.settings.greedy:
             coldest = drawn.model_copy(update={"temperature": 0.0})
-            drawing = replace(drawing, samples=1, sampling=coldest)
-            greedy = self._sample(prompts, drawing, engine, on_done)
+            spec = replace(spec, samples=1, sampling=coldest)
+            greedy = self._sample(prompts, spec, engine, on_done)
         problems = [self._problem(*pair, eval_set.by) for pair in zip(groups, greedy, strict=True)]
         pass_at, maj_at = sampling.pass_at, sampling.maj_at
         if maj_at:
@@ -242,11 +242,11 @@ class Evaluator:
     def _sample(
         self,
         prompts: Sequence[Prompt],
-        drawing: Drawing,
+        spec: SamplingSpec,
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> list[ScoredGroup]:
-        return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
+        return sample_groups(engine, self._scorer, prompts, spec, self._tokenizer, on_done)
 
     def _problem(
         self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None

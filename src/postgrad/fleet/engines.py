@@ -305,7 +305,7 @@ class EngineWorker:
     def stop(self, pace: int) -> None:
         """Beside a turn: ends it, and those that begin with the same number."""
         self._stopped = pace
-        cast(HaltingEngine, self._engine).wake()
+        cast(HaltingEngine, self._engine).notify()
 
     def repeat(self, turns: Sequence[Sequence[Request]]) -> tuple[list[Completion], EngineSums]:
         """All turns of an engine that was lost; returns what the last one gave, which nobody has
@@ -340,5 +340,5 @@ class EngineWorker:
         while self._engine.completed():
             pass
 
-    def rest(self) -> None:
-        self._engine.rest()
+    def sleep(self) -> None:
+        self._engine.sleep()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.fleet.choices import Choices
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.learner.protocols import (
     LogprobRole,
     MovingReferenceRole,
@@ -17,12 +18,11 @@ from postgrad.learner.protocols import (
     ScoringRole,
     StoredTeacherRole,
 )
-from postgrad.learner.resting import Stays
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
 
-class Site(Protocol):
+class RunContext(Protocol):
     """What a fleet reads of the run that it serves, and the choices that it settles there."""
 
     @property
@@ -92,9 +92,9 @@ class Fleet(Protocol):
         """Frees a frozen role, by its method's name, that is not asked again."""
         ...
 
-    def rest(self, stays: Stays = "all") -> None:
-        """Gives back what the devices of all roles keep beside weights and states: where a phase
-        ends, before an engine on the same devices takes its own. stays: what is left there of
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        """Frees what the devices of all roles keep beside weights and states: where a phase
+        ends, before an engine on the same devices takes its own. keep: what stays there of
         learners with `offload = "sampling"`; of others than the policy all or nothing.
         """
         ...

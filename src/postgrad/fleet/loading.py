@@ -11,7 +11,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices, runs_compiled
-from postgrad.fleet.fleet import Site
+from postgrad.fleet.fleet import RunContext
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.policy import Policy
 from postgrad.learner.score import ScoreRole
@@ -67,18 +67,18 @@ def frozen_hash(path: str) -> str:
     return model_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def require_unchanged(site: Site, role: str, path: str) -> None:
+def require_same_frozen_weights(context: RunContext, role: str, path: str) -> None:
     """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
 
     Raises RunError where those of `role` are not what the run was started with.
     """
     digest = frozen_hash(path)
-    if site.choices.frozen.get(role, digest) != digest:
+    if context.choices.frozen.get(role, digest) != digest:
         raise RunError(
             f"the frozen model {path} ({role}) is not the one that this run was started with: its "
             "files have changed; put them back, or start a new run"
         )
-    site.choices = replace(site.choices, frozen={**site.choices.frozen, role: digest})
+    context.choices = replace(context.choices, frozen={**context.choices.frozen, role: digest})
 
 
 def causal(

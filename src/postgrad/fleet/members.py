@@ -29,7 +29,7 @@ TurnAnswer = tuple[list[Completion], EngineSums]  # and the process's sums so fa
 
 
 @dataclass(slots=True)
-class EngineSite:
+class EngineLauncher:
     """Where the processes of a shared engine are started, and what they are started with."""
 
     recipe: Recipe
@@ -89,10 +89,10 @@ class EngineSite:
         alone = rollout is not None and rollout.sends_adapter
         return policy.adapter_weights() if alone else policy.hub_weights()
 
-    def rest(self) -> None:
+    def offload_policy(self) -> None:
         """The policy leaves GPUs on which engines sample: after its weights were sent once more."""
         if self.policy is not None:
-            self.policy.rest()
+            self.policy.free_memory()
 
 
 @dataclass(slots=True)
@@ -248,7 +248,13 @@ class Roster:
     """
 
     def __init__(
-        self, site: EngineSite, first: Sequence[Workers], later: int, *, exact: bool, most: int
+        self,
+        launcher: EngineLauncher,
+        first: Sequence[Workers],
+        later: int,
+        *,
+        exact: bool,
+        most: int,
     ) -> None:
         """first: the processes that are there. later: how many more come when the cluster has room
         for them; they are numbered behind the first. exact, most: see SharedEngine.
@@ -257,7 +263,7 @@ class Roster:
         numbers = range(len(first), len(first) + later)
         self.members += [Member(number, takes_part=False) for number in numbers]
         self.stats = SharedStats(members=self.members)
-        self._site = site
+        self._launcher = launcher
         self._exact = exact
         self._most = most
         self._starter = ThreadPoolExecutor(len(self.members), TITLE)
@@ -293,7 +299,7 @@ class Roster:
         elif self.stats.serving:
             seconds = 0.0
         else:
-            seconds = self._site.recipe.cluster.start_seconds
+            seconds = self._launcher.recipe.cluster.start_seconds
         member.starting = self._starter.submit(self._started, member.number, seconds)
 
     def lose(self, member: Member, error: Exception) -> None:
@@ -321,7 +327,7 @@ class Roster:
         self._tell_lost(member, error, leaves=leaves, ends=ends)
         if leaves and not ends:
             member.lost = 0
-        if not ends and not self._site.closed.is_set():
+        if not ends and not self._launcher.closed.is_set():
             self.start(member)
         if leaves or not member.repeats:
             self.ask_again(member)
@@ -332,7 +338,7 @@ class Roster:
         """
         waiting = [member for member in self.members if not member.takes_part]
         called = [
-            m for m in waiting if m.workers or (m.starting and self._site.has_place(m.number))
+            m for m in waiting if m.workers or (m.starting and self._launcher.has_place(m.number))
         ]
         for member in called:
             member.takes_part = True
@@ -345,11 +351,11 @@ class Roster:
     def tell(self, kind: str, member: Member, text: str, **more: Any) -> None:
         """Logs what became of a process, and how many sample from now on."""
         serving = self.stats.serving
-        self._site.logs.event(kind, text, engine=member.number, serving=serving, **more)
+        self._launcher.logs.event(kind, text, engine=member.number, serving=serving, **more)
 
     def close(self) -> None:
         """Ends all processes, those that are starting too."""
-        self._site.closed.set()
+        self._launcher.closed.set()
         self._starter.shutdown(wait=False, cancel_futures=True)
         for member in self.members:
             starting, workers = member.starting, member.workers
@@ -374,7 +380,7 @@ class Roster:
         )
 
     def _started(self, number: int, seconds: float) -> Workers:
-        workers = self._site.start(number, seconds)
-        if self._site.closed.is_set():
+        workers = self._launcher.start(number, seconds)
+        if self._launcher.closed.is_set():
             workers.close()
         return workers

@@ -13,12 +13,12 @@ from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.text import how_many
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, image_folders, require_trainable
-from postgrad.fleet.fleet import Site, teacher_name
-from postgrad.fleet.members import ROLLOUT, EngineSite
+from postgrad.fleet.fleet import RunContext, teacher_name
+from postgrad.fleet.members import ROLLOUT, EngineLauncher
 from postgrad.fleet.remote import RankCalls, RankedRole
 from postgrad.fleet.session import ClusterSession
 from postgrad.fleet.shared import SharedEngine
-from postgrad.learner.resting import Stays
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
@@ -37,7 +37,7 @@ class RankedFleet:
 
     def __init__(
         self,
-        site: Site,
+        context: RunContext,
         group: RankCalls,
         session: ClusterSession,
         console: Console,
@@ -48,7 +48,7 @@ class RankedFleet:
         """group: the policy's ranks. folder: the run's, for engines' logs. homes: the ranks of
         other roles that have some of their own.
         """
-        self._site = site
+        self._context = context
         self._group = group
         self._groups: dict[str, RankCalls] = {POLICY: group, **(homes or {})}
         self._session = session
@@ -60,7 +60,7 @@ class RankedFleet:
     @classmethod
     def start(
         cls,
-        site: Site,
+        context: RunContext,
         stack: ExitStack,
         console: Console,
         logs: Logs,
@@ -72,7 +72,7 @@ class RankedFleet:
 
         Raises UsageError where the placement is impossible, RunError where they do not come up.
         """
-        recipe, choices = site.recipe, site.choices
+        recipe, choices = context.recipe, context.choices
         reservation = session.reserve(recipe, choices.device, logs)
         groups = _started(recipe, choices, reservation, stack)
         for role, group in groups.items():
@@ -84,10 +84,10 @@ class RankedFleet:
         console.note(f"{how_many(learner.ranks, 'rank')}, {learner.sharding} sharding, behind Ray")
         for role, count in recipe.cluster.homes.items():
             console.note(f"{how_many(count, 'rank')} of {role} beside them")
-        return cls(site, groups.pop(POLICY), session, console, logs, folder, groups)
+        return cls(context, groups.pop(POLICY), session, console, logs, folder, groups)
 
     def policy(self, path: str, temperature: float = 1.0) -> RankedRole:
-        lora = self._site.recipe.model.lora
+        lora = self._context.recipe.model.lora
         self._policy = self._load("policy", path, temperature, temperature=temperature, lora=lora)
         return self._policy
 
@@ -95,11 +95,11 @@ class RankedFleet:
         return self._load("critic", path, table="critic")
 
     def reference(self, path: str) -> RankedRole:
-        temperature = self._site.recipe.logprob_temperature
+        temperature = self._context.recipe.logprob_temperature
         return self._load("reference", path, table="reference", temperature=temperature)
 
     def moving_reference(self, path: str) -> RankedRole:
-        temperature = self._site.recipe.logprob_temperature
+        temperature = self._context.recipe.logprob_temperature
         return self._load("moving_reference", path, role="reference", temperature=temperature)
 
     def reward_model(self, path: str) -> RankedRole:
@@ -112,7 +112,7 @@ class RankedFleet:
         return self._load("frozen_policy", path, table="reference")
 
     def teacher(self, path: str, number: int | None = None) -> RankedRole:
-        temperature, name = self._site.recipe.logprob_temperature, teacher_name(number)
+        temperature, name = self._context.recipe.logprob_temperature, teacher_name(number)
         return self._load(
             "teacher", path, number, role=name, table="teacher", temperature=temperature
         )
@@ -124,15 +124,15 @@ class RankedFleet:
         tables = {"frozen_reward_model": "reward_model", "reading_teacher": "teacher"}
         self._home(tables.get(role, "reference")).call("release", role).result()
 
-    def rest(self, stays: Stays = "all") -> None:
-        for handle in [group.call("rest", stays) for group in self._groups.values()]:
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        for handle in [group.call("free_memory", keep) for group in self._groups.values()]:
             handle.result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: in the workers that the recipe places, which end with the session; else in
         this process, with a copy of the weights.
         """
-        recipe, settings = self._site.recipe, self._site.recipe.rollout_settings
+        recipe, settings = self._context.recipe, self._context.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
             answers = recipe.answers_per_prompt  # a prompt is dealt with all of its answers
@@ -142,8 +142,8 @@ class RankedFleet:
             stack.callback(engine.interrupt)
             return engine
         require_trainable(settings)
-        engine, self._site.choices = build_engine(
-            settings, path, self._site.choices, stack,
+        engine, self._context.choices = build_engine(
+            settings, path, self._context.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._folder,
             lora=recipe.model.lora, eos_token=recipe.model.eos_token,
             router_dtype=recipe.model.router_dtype,
@@ -152,9 +152,9 @@ class RankedFleet:
 
     def _engine_again(self) -> SharedEngine | None:
         """The engine that outlived a restart of the ranks; None where there is none."""
-        if (again := self._session.engine(self._site.choices)) is None:
+        if (again := self._session.engine(self._context.choices)) is None:
             return None
-        engine, self._site.choices = again
+        engine, self._context.choices = again
         stayed = engine.resume(self._policy)
         for number, workers in stayed.items():
             self._log_placed(number, workers)
@@ -165,21 +165,21 @@ class RankedFleet:
         self, first: int, count: int, path: str, sequences: int, max_len: int
     ) -> SharedEngine:
         """An engine of `first` workers and up to `count`, each for so many sequences."""
-        site, recipe, session = self._site, self._site.recipe, self._session
+        context, recipe, session = self._context, self._context.recipe, self._session
         assert session.reservation is not None  # since the start
-        engines = EngineSite(
-            recipe, site.choices, session.reservation, self._policy, self._logs, self._folder,
+        launcher = EngineLauncher(
+            recipe, context.choices, session.reservation, self._policy, self._logs, self._folder,
             path, sequences, max_len,
         )  # fmt: skip
         with ExitStack() as stack, ThreadPoolExecutor(first) as starter:
-            members = list(starter.map(engines.spawn, range(first)))
+            members = list(starter.map(launcher.spawn, range(first)))
             for workers in members:
                 stack.callback(workers.close)
-            engines.build(members[0], 0)  # the others take its sizes
-            list(starter.map(engines.build, members[1:], range(1, first)))
+            launcher.build(members[0], 0)  # the others take its sizes
+            list(starter.map(launcher.build, members[1:], range(1, first)))
             stack.pop_all()  # the engine closes them
-        site.choices = engines.choices
-        dtype = site.choices.rollout_dtype
+        context.choices = launcher.choices
+        dtype = context.choices.rollout_dtype
         assert dtype is not None  # of every job that answers
         settings = recipe.rollout_settings
         assert settings is not None
@@ -188,9 +188,9 @@ class RankedFleet:
         transport = "auto" if on_card else settings.transport
         later = count - first
         engine = SharedEngine(
-            engines, members, dtype, exact=exact, most=most, later=later, transport=transport
+            launcher, members, dtype, exact=exact, most=most, later=later, transport=transport
         )
-        session.keep(engine, site.choices)
+        session.keep(engine, context.choices)
         for number, workers in enumerate(members):
             self._log_placed(number, workers)
         others = f", {later} more join when the cluster has room for them" * (later > 0)
@@ -215,13 +215,13 @@ class RankedFleet:
         of [cluster], which says whose ranks they are.
         """
         group = self._home(table)
-        frozen = group.call("load_role", method, self._site.geometry, arguments).result()
-        choices = self._site.choices
-        self._site.choices = replace(choices, frozen={**choices.frozen, **frozen})
+        frozen = group.call("load_role", method, self._context.geometry, arguments).result()
+        choices = self._context.choices
+        self._context.choices = replace(choices, frozen={**choices.frozen, **frozen})
         return RankedRole(group, role or method, temperature, lora=lora)
 
     def _home(self, table: str) -> RankCalls:
-        return self._groups[self._site.recipe.cluster.home(table)]
+        return self._groups[self._context.recipe.cluster.home(table)]
 
 
 def _started(

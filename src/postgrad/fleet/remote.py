@@ -96,9 +96,9 @@ class RankedRole:
         """TrainedRole.adapter_weights, on the ranks as those of `hub_weights`."""
         return RankedWeights(self._group, self._role, adapter=True)
 
-    def rest(self) -> None:
-        """Fleet.rest of its ranks alone, where nothing stays."""
-        self._group.call("rest", "nothing").result()
+    def free_memory(self) -> None:
+        """Fleet.free_memory of its ranks alone, where nothing stays."""
+        self._group.call("free_memory", "nothing").result()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """SavedRole.tensors: they stay on the ranks until one is asked for."""

@@ -32,7 +32,7 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs, PlacedImage
-from postgrad.fleet.members import NO_WORK, TITLE, EngineSite, Member, Roster, TurnAnswer
+from postgrad.fleet.members import NO_WORK, TITLE, EngineLauncher, Member, Roster, TurnAnswer
 from postgrad.fleet.pacing import FreePace, TurnPace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
@@ -58,7 +58,7 @@ class SharedEngine:
 
     def __init__(
         self,
-        site: EngineSite,
+        launcher: EngineLauncher,
         members: Sequence[Workers],
         dtype: str,
         *,
@@ -71,11 +71,11 @@ class SharedEngine:
         same bits. most: how often a process may be lost in a row (cluster.max_restarts). later: how
         many processes come when the cluster has room for them. transport: rollout.transport.
         """
-        self._site = site
+        self._launcher = launcher
         # Where the number of processes changes by itself no bits are promised, and the samples of a
         # lost one go on in the others at once.
         self._repeats = exact and not later
-        self._roster = Roster(site, members, later, exact=self._repeats, most=most)
+        self._roster = Roster(launcher, members, later, exact=self._repeats, most=most)
         self._members = self._roster.members
         self.stats: EngineStats = self._roster.stats
         self._dtype = dtype
@@ -161,7 +161,7 @@ class SharedEngine:
         waiting = [member for member in live if member.absent]
         sent = self._send(live, weights, version)
         self._version = version
-        self._site.note_published()
+        self._launcher.note_published()
         for member in waiting:
             if member.serves:
                 member.takes_part = True
@@ -216,10 +216,10 @@ class SharedEngine:
         self._pace = TurnPace()
         return in_order(requests)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         self._pace.stop()
         self._join()
-        self._of_all("rest")
+        self._of_all("sleep")
         for member in self._members:
             member.note_emptied()
 
@@ -228,11 +228,11 @@ class SharedEngine:
         self._interrupted = True
 
     def pause(self, logs: Logs) -> bool:
-        """Drops what is under way and rests, while the ranks are restarted from a checkpoint. A
+        """Drops what is under way and sleeps, while the ranks are restarted from a checkpoint. A
         process that was lost is started again beside them. logs: of the run from now on. False
         where none is left that has weights.
         """
-        self._site.logs, self._site.policy, self._site.published = logs, None, None
+        self._launcher.logs, self._launcher.policy, self._launcher.published = logs, None, None
         self._ended, self._pace = [], TurnPace()
         self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
@@ -245,14 +245,14 @@ class SharedEngine:
                 self._roster.start(member)
         self._roster.stats.count()
         self._roster.stats.settle()
-        self.rest()
+        self.sleep()
         return any(member.serves for member in self._members)
 
     def resume(self, policy: RankedRole | None) -> dict[int, Workers]:
         """Ends a pause. policy: whose weights are published next; the engine has older ones until
         then. Returns the processes that stayed, by number.
         """
-        self._site.policy, self._interrupted = policy, False
+        self._launcher.policy, self._interrupted = policy, False
         return {m.number: m.workers for m in self._members if m.workers is not None}
 
     def close(self) -> None:
@@ -326,11 +326,13 @@ class SharedEngine:
         if not member.takes_part:
             member.absent = True
         elif self._version is not None:
-            weights = self._site.weights()
+            weights = self._launcher.weights()
             if weights is None:
                 self._wait_for_weights(member)
             else:
-                self._send([member], WeightHandover(weights, self._site.rest), self._version)
+                self._send(
+                    [member], WeightHandover(weights, self._launcher.offload_policy), self._version
+                )
         if not member.serves:
             return
         try:

@@ -17,7 +17,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences, column_of
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.data.rows import dataset_name
-from postgrad.fleet.fleet import Fleet, Site, teacher_name
+from postgrad.fleet.fleet import Fleet, RunContext, teacher_name
 from postgrad.learner.protocols import LogprobRole
 from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering, RLRecipe
@@ -197,7 +197,7 @@ def check_teachers(recipe: Answering, tokenizer: object) -> None:
 
 def load_teachers(
     fleet: Fleet,
-    site: Site,
+    site: RunContext,
     recipe: RLRecipe,
     tokenizer: Any,
     first: Sequence[Prompt],
@@ -235,7 +235,7 @@ def load_teachers(
         key = "teacher.server" if number is None else f"teacher.sets.{number}.server"
         served = ServedTeacher(teacher.server, key)
         stack.callback(served.close)
-        _require_unchanged(site, teacher_name(number), served.identity)
+        _require_same_served_model(site, teacher_name(number), served.identity)
         served.require_same_tokens(tokenizer, texts, OTHER_TOKENS)
         roles[place] = served
     places = sorted(roles)
@@ -293,7 +293,7 @@ def teacher_numbers(recipe: RLRecipe) -> dict[str, int]:
     return {name: by_name.get(name, 0) for name in names}
 
 
-def _require_unchanged(site: Site, name: str, identity: str) -> None:
+def _require_same_served_model(site: RunContext, name: str, identity: str) -> None:
     """A run goes on with the model of the same name on the server: its weights are not seen."""
     before = site.choices.frozen.get(name, identity)
     if before != identity:

@@ -25,8 +25,8 @@ from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
 from postgrad.learner.loss_scale import NUMBERS
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.learner.optimizer import UPDATES
-from postgrad.learner.resting import Stays
 from postgrad.learner.tensor import grid_of
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -37,7 +37,7 @@ SENT_BYTES = 2**26  # of whole weights in one answer
 
 
 @dataclass(slots=True)
-class _Site:
+class _WorkerContext:
     recipe: Recipe
     geometry: BatchGeometry
     choices: Choices
@@ -49,9 +49,9 @@ class RankWorker:
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
         loaded = recipe_from_json(dict(recipe))
         choices.apply()
-        self._site = _Site(loaded, loaded.geometry(), choices)
+        self._context = _WorkerContext(loaded, loaded.geometry(), choices)
         self._ranks = ALONE
-        self._fleet = LocalFleet(self._site)
+        self._fleet = LocalFleet(self._context)
         self._opened = ExitStack()  # until the process ends
         self._kept: dict[str, Mapping[str, Tensor]] = {}  # by stem, until it is written
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
@@ -59,7 +59,7 @@ class RankWorker:
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
-        learner = self._site.recipe.learner
+        learner = self._context.recipe.learner
         ranks = Ranks.join(
             rank,
             size,
@@ -68,10 +68,10 @@ class RankWorker:
             grid=grid_of(learner),
             limit_seconds=limit_seconds,
         )
-        recipe = json.dumps(self._site.recipe.dump(), sort_keys=True).encode()
+        recipe = json.dumps(self._context.recipe.dump(), sort_keys=True).encode()
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
         ranks.require_same("torch", torch.__version__)
-        self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
+        self._ranks, self._fleet = ranks, LocalFleet(self._context, ranks)
         self._sender = RankSender(ranks, device)
 
     def keep_images(self, folders: Sequence[str]) -> None:
@@ -82,15 +82,15 @@ class RankWorker:
         self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]
     ) -> Mapping[str, str]:
         """Calls a method of this rank's fleet. Returns the hashes of frozen weights, by role."""
-        self._site.geometry = geometry
+        self._context.geometry = geometry
         getattr(self._fleet, method)(*arguments)
-        return self._site.choices.frozen
+        return self._context.choices.frozen
 
     def release(self, role: str) -> None:
         self._fleet.release(role)
 
-    def rest(self, stays: Stays = "all") -> None:
-        self._fleet.rest(stays)
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        self._fleet.free_memory(keep)
 
     def start(self, role: str, name: str) -> None:
         """Calls a policy before its first update `name`, as a role of its own."""

@@ -123,7 +123,7 @@ class Backbone:
         self._mutual = reads_images(config) and cut_of(config.to_dict()) == "square"
         self.ranks = ALONE
         self.sharding: Sharding | None = None
-        self.bring: Callable[[], None] = lambda: None  # weights that rest (learner.resting)
+        self.reload: Callable[[], None] = lambda: None  # offloaded weights (learner.offload)
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
         self._windows = windows_of(lm) if self._flex else ()
@@ -291,7 +291,7 @@ class Backbone:
     def _run(
         self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
-        self.bring()
+        self.reload()
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode(self.compiler, layout)

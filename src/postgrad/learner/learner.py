@@ -20,8 +20,8 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.loss_scale import LossScale
+from postgrad.learner.offload import offload_of
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.resting import resting_of
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Routing, Update, added, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
@@ -104,7 +104,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         weights = self.optimizer.weights()
         self.average = MovingAverage(weights, settings.ema_decay) if settings.ema_decay else None
         averaged = {} if self.average is None else self.average.weights
-        self.resting = resting_of(settings, backbone, self.optimizer, averaged)
+        self.offload = offload_of(settings, backbone, self.optimizer, averaged)
 
     @abstractmethod
     def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
@@ -129,8 +129,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         divided by the denominators of the whole update.
         """
         with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
-            if self.resting is not None:
-                self.resting.bring_all()
+            if self.offload is not None:
+                self.offload.reload_all()
             return done(self._update(update, algorithm))
 
     def _update(self, update: Update, algorithm: AnyAlgorithm) -> UpdateResult:
@@ -227,16 +227,16 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """This rank's parts of the trained weights, float32, by hub name, or by PEFT's name where
         they are an adapter.
         """
-        if self.resting is not None:
-            self.resting.bring_weights()
+        if self.offload is not None:
+            self.offload.reload_weights()
         return self.optimizer.weights()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights of the model, whole, by hub name, frozen ones too; an adapter is merged one
         matrix at a time. All ranks have to iterate over all of them together.
         """
-        if self.resting is not None:
-            self.resting.bring_weights()
+        if self.offload is not None:
+            self.offload.reload_weights()
         adapter, named = self.backbone.adapter, self.backbone.lm.named_parameters()
         if adapter is None:
             yield from self._whole_weights()
@@ -259,7 +259,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return ((name, whole_tensor(part, pieces[name])) for name, part in self.weights().items())
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """All state that a checkpoint has to hold, by file stem: "policy.weights". What rests in
+        """All state that a checkpoint has to hold, by file stem: "policy.weights". What is in
         the host's memory is given from there, until it comes back.
         """
         saved: dict[str, Mapping[str, Tensor]] = {
@@ -268,9 +268,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         }
         if self.average is not None:
             saved[f"{self.name}.ema"] = self.average.weights
-        if self.resting is None:
+        if self.offload is None:
             return saved
-        here = self.resting.copies.here
+        here = self.offload.copies.here
         return {stem: {n: here(t) for n, t in named.items()} for stem, named in saved.items()}
 
     def state_bytes(self) -> int:
@@ -287,8 +287,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """Takes over the state of a checkpoint. `read` gives the tensors of a file stem. Missing
         tensors, or those of another model, are a RunError, see MasterOptimizer.load.
         """
-        if self.resting is not None:
-            self.resting.bring_all()
+        if self.offload is not None:
+            self.offload.reload_all()
         self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
             saved = read(f"{self.name}.ema")

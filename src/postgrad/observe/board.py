@@ -71,8 +71,8 @@ AHEAD: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
-FORESEEN = "foreseen/"  # prefix of a metric's forecast
-# Ends of phases' columns, what they add up to, and how. A GPU's forecast is of reserved bytes.
+ESTIMATED = "foreseen/"  # prefix of a metric's estimate
+# Ends of phases' columns, what they add up to, and how. A GPU's estimate is of reserved bytes.
 TOTALS = (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max), ("_reserved_bytes", MEMORY, max))
 Curves = dict[str, deque[float]]  # label -> newest values
 
@@ -264,18 +264,18 @@ def _packed(texts: Iterable[str], width: int) -> list[Text]:
 
 
 def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics with the seconds and peak memory of the step, and their forecasts if any.
+    """The metrics with the seconds and peak memory of the step, and their estimates if any.
 
-    Memory is the maximum over phases only where there is a forecast of phases to compare with.
+    Memory is the maximum over phases only where there is an estimate of phases to compare with.
     """
     extended = dict(metrics)
     for ending, total, combine in TOTALS:
         phases = _phases(metrics, ending)
-        foreseen = [metrics[FORESEEN + phase] for phase in phases if FORESEEN + phase in metrics]
-        if phases and (foreseen or total == STEP):
+        estimated = [metrics[ESTIMATED + phase] for phase in phases if ESTIMATED + phase in metrics]
+        if phases and (estimated or total == STEP):
             extended[total] = combine(metrics[phase] for phase in phases)
-        if foreseen:
-            extended[FORESEEN + total] = combine(foreseen)
+        if estimated:
+            extended[ESTIMATED + total] = combine(estimated)
     return extended
 
 
@@ -300,10 +300,10 @@ def _against(
     metrics: Mapping[str, float], name: str, label: str, unit: float, unit_name: str
 ) -> list[str]:
     """ "memory 3.20 GiB of 4.00 estimated"; nothing where it was not measured."""
-    value, foreseen = _first(metrics, (name,)), _first(metrics, (FORESEEN + name,))
+    value, estimated = _first(metrics, (name,)), _first(metrics, (ESTIMATED + name,))
     if value is None:
         return []
-    beside = "" if foreseen is None else f" of {foreseen / unit:.2f} estimated"
+    beside = "" if estimated is None else f" of {estimated / unit:.2f} estimated"
     return [f"{label} {value / unit:.2f} {unit_name}{beside}"]
 
 

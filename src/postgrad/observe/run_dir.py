@@ -106,7 +106,7 @@ class RunDirectory:
         self.copies = path / COPIES  # one export of each checkpoint, where the recipe asks for them
         self.checkpoints = path / CHECKPOINTS
         self.images = path / IMAGES  # those of rows, by the SHA-256 of their files
-        self.plan = path / PLAN  # forecasts of memory and time
+        self.plan = path / PLAN  # estimates of memory and time
 
     @property
     def resume_command(self) -> str:

@@ -22,7 +22,7 @@ from postgrad.observe.sentinels.truncation import Truncation
 from postgrad.observe.sentinels.verifier import VerifierFailures
 
 KeptSamples = Literal["all", "some"] | Annotated[int, Field(ge=1)]
-LoggerName = Literal["tensorboard", "wandb", "trackio"]
+LoggerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 class SentinelSettings(Settings):

@@ -27,7 +27,7 @@ WORTH = 0.9  # more threads are used where they take at most this share of the t
 
 # Variables with the settings of torch's allocator on a GPU, the one that it prefers first.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# Segments that grow and shrink by pages: `give_back` can then return a segment of which a part is
+# Segments that grow and shrink by pages: `empty_cache` can then return a segment of which a part is
 # in use, and pieces of other sizes leave no holes.
 EXPANDABLE = "expandable_segments"
 
@@ -91,7 +91,7 @@ def make_current(device: torch.device) -> None:
     torch.cuda.set_device(index)
 
 
-def give_back(device: torch.device) -> None:
+def empty_cache(device: torch.device) -> None:
     """Returns the memory of a GPU that torch keeps beside its tensors, for whoever works there
     next: another process, or this one with tensors of other sizes. To be called where a phase ends.
     Does nothing for a CPU, whose heap `core.process.trim_heap` trims.

@@ -9,7 +9,7 @@ from postgrad.parallel.sharding import local
 
 
 class HostCopies:
-    """Tensors that leave their device and come back: the memory behind them is freed, and made anew
+    """Tensors that are offloaded and reloaded: the memory behind them is freed, and made anew
     with the same bytes.
 
     A tensor stays the object that it is, and so do all others that share its memory: a layer's
@@ -28,11 +28,11 @@ class HostCopies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are away."""
+        """Bytes that are offloaded."""
         return sum(host.numel() for _, host in self._away.values())
 
     @torch.no_grad()
-    def leave(
+    def offload(
         self, tensors: Iterable[Tensor], *, frozen: bool = False, beside: Iterable[Tensor] = ()
     ) -> None:
         """Frees the device memory of `tensors`; those that are away already stay so. frozen: they
@@ -57,7 +57,7 @@ class HostCopies:
         self._frozen |= leaving if frozen else {}
 
     @torch.no_grad()
-    def come_back(self, tensors: Iterable[Tensor] | None = None) -> None:
+    def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
         """Puts tensors back that are away; None: all of them."""
         if not self._away:
             return
@@ -112,7 +112,7 @@ class HostWeights:
         self.__exit__()  # off the device
 
     def __enter__(self) -> None:
-        self._copies.come_back()
+        self._copies.reload()
 
     def __exit__(self, *error: object) -> None:
-        self._copies.leave(self._tensors, frozen=True)
+        self._copies.offload(self._tensors, frozen=True)

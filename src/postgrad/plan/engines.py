@@ -237,7 +237,7 @@ def engine_lines(
     shared: bool,
 ) -> Iterator[MemoryLine]:
     """Memory of an engine on one of its cards. shared: a learner works there too. While learners
-    work, the built-in engine keeps its weights alone (Engine.rest), and vLLM beside a learner
+    work, the built-in engine keeps its weights alone (Engine.sleep), and vLLM beside a learner
     nothing but its process.
     """
     rollout, cpu = recipe.rollout_settings, device.is_cpu

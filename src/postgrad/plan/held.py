@@ -35,7 +35,7 @@ class MemoryLine:
 
 
 def awake(value: int) -> dict[MemoryPhase, int]:
-    """Bytes that the engine takes while it samples, and from a publish until it rests."""
+    """Bytes that the engine takes while it samples, and from a publish until it sleeps."""
     return {"rollout": value, "save": value}
 
 
@@ -58,7 +58,7 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
         weights = line("weights", _weights(role, width) * share(role, sharing, shards), shards)
         if role.freed:
             weights = replace(weights, bytes={p: weights.bytes[p] for p in ("load", "score")})
-        yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
+        yield _offloaded(role, weights, divided=shards > 1) if role.offload and not cpu else weights
     if role.follows:  # sharded as the policy
         yield line(
             "average",
@@ -81,9 +81,9 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
         yield line("moving average", trained, sharing.divided)
 
 
-def _resting(role: PlannedRole, weights: MemoryLine, *, divided: bool) -> MemoryLine:
-    """The weights of a role that rests in the host's memory: on the device when they are read and
-    while it computes; where they are divided over ranks, gathered layers alone.
+def _offloaded(role: PlannedRole, weights: MemoryLine, *, divided: bool) -> MemoryLine:
+    """The weights of an offloaded role: on the device when they are read and while it computes;
+    where they are divided over ranks, gathered layers alone.
     """
     phases: tuple[MemoryPhase, ...] = ("load", "rollout" if role.judges else "score")
     shown = () if divided else phases

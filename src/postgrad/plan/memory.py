@@ -29,9 +29,9 @@ from postgrad.plan.held import (
     state_bytes,
 )
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.offload import offloaded_lines, offloaded_purposes, publishing
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.publishing import publish_lines
-from postgrad.plan.resting import leaving, publishing, rested
 from postgrad.plan.roles import PlannedRole, beside_student, stored_bytes
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
@@ -177,9 +177,9 @@ def _held(
     """
     cpu = device.is_cpu
     lines = list(held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu))
-    gone = frozenset[str]() if cpu else leaving(recipe, role, engine)
+    gone = frozenset[str]() if cpu else offloaded_purposes(recipe, role, engine)
     asked = any(other.on == role.name and other.judges for other in roles)
-    yield from rested(lines, gone, asked=asked)
+    yield from offloaded_lines(lines, gone, asked=asked)
     if gone and role.name == "policy":
         share = vllm_share(recipe, role, device, engine, 0) if engine is not None else None
         yield publishing([*lines, *sampling], gone, share.weights if share else 0)

@@ -59,7 +59,7 @@ def _computing(role: PlannedRole, samples: Samples, times: int, costs: CostModel
 
 
 def forward_seconds(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel) -> float:
-    """Seconds of one forward pass over a step's samples. Weights that rest in the host's memory
+    """Seconds of one forward pass over a step's samples. Weights that are in the host's memory
     come to the device once a call.
     """
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
@@ -67,7 +67,7 @@ def forward_seconds(role: PlannedRole, samples: Samples, sizes: Sizes, costs: Co
     seconds = _computing(role, samples, 1, costs)
     seconds += costs.sends(exchange.sent_bytes(role, samples.tokens, b, costs.sharing))
     seconds += tower_seconds(role, samples.images, b, costs, updating=False, passes=passes)
-    if role.rests and not costs.sharing.gathers:
+    if role.offload and not costs.sharing.gathers:
         seconds += costs.copies(samples.calls * role.parameters * b)
     return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
 
@@ -92,7 +92,7 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     sharing = costs.sharing
     count = role.parameters if sharing.gathers else role.trained
     size = count * b * exchange.tensor_share(role, sharing)
-    offloads = sharing.offloads or role.rests
+    offloads = sharing.offloads or role.offload
     from_host = costs.copies(size / sharing.divided) if offloads else 0.0
     others = exchange.lacking(role, sharing) * b if count == role.parameters else 0.0
     return from_host + costs.sends(size * (1 - 1 / sharing.divided) - others)

@@ -18,7 +18,7 @@ from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, is_generated, longest
 from postgrad.plan.memory import FRAMEWORK, Memory, memory
-from postgrad.plan.resting import host_share, left_at_start
+from postgrad.plan.offload import host_share, offloaded_at_start
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, planned_ranks
 from postgrad.plan.timing import REWARD, Timing, timing
@@ -167,8 +167,8 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     measured = factors(facts.calibration, machine_of(recipe, device), recipe.job)
     times = timing(recipe, geometry, ranks, lengths, costs, places, devices)
     if not device.is_cpu:
-        resting = host_share(recipe, beside, costs, places)
-        times = replace(times, step=resting.added_to(times.step), resting=resting)
+        offload = host_share(recipe, beside, costs, places)
+        times = replace(times, step=offload.added_to(times.step), offload=offload)
     return Outlook(
         recipe=recipe,
         hardware=hardware,
@@ -200,7 +200,7 @@ def _free_bytes(
     cpu = device.is_cpu
     if places.shared_cards:
         before = memory(recipe, roles, Sizes(0, 0), sharing, device, lengths).at("load")
-        before -= 0 if cpu else left_at_start(recipe, roles, sharing, places)
+        before -= 0 if cpu else offloaded_at_start(recipe, roles, sharing, places)
     else:
         before = FRAMEWORK["cpu" if cpu else "gpu"]
     shared = shares_weights(recipe, roles[0], cpu=cpu)
@@ -241,7 +241,7 @@ def phase_bytes(planned: Outlook) -> dict[str, int]:
     }
 
 
-def foreseen_columns(
+def estimated_columns(
     seconds: Mapping[str, float], peaks: Mapping[str, int], kind: str = "memory"
 ) -> dict[str, float]:
     """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the

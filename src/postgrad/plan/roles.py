@@ -41,7 +41,7 @@ class PlannedRole:
     on: str | None = None  # the role whose frozen weights it uses; of its own it has an adapter
     follows: bool = False  # it also holds a float32 average of the policy's weights
     home: str = POLICY  # the role on whose ranks it lies: its own name where it has some
-    rests: bool = False  # frozen, and in the host's memory between its passes
+    offload: bool = False  # frozen, and in the host's memory between its passes
     freed: bool = False  # it reads all rows before the first update, and is freed
 
     @property
@@ -205,7 +205,7 @@ def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:
         return role
     home = recipe.cluster.home(kind)
     together = role.on is not None and home == recipe.cluster.home(role.on)
-    return replace(role, home=home, on=role.on if together else None, rests=table.offload)
+    return replace(role, home=home, on=role.on if together else None, offload=table.offload)
 
 
 def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRole]:

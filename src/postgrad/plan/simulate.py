@@ -242,9 +242,9 @@ class Simulation:
         for number, engine in enumerate(self._engines):
             engine.advance(self._now)
             engine.admit(self._now)
-            self._foresee(number)
+            self._push_end(number)
 
-    def _foresee(self, number: int) -> None:
+    def _push_end(self, number: int) -> None:
         """Notes when the engine's next sample ends."""
         self._stamps[number] += 1
         end = self._engines[number].end()
@@ -263,7 +263,7 @@ class Simulation:
         self._let_wait(number)
         if not engine.waits:
             engine.admit(time)
-        self._foresee(number)
+        self._push_end(number)
 
     def _let_wait(self, number: int) -> None:
         """An engine goes on as long as a step waits for it, and ends the pass that it is at."""
@@ -296,7 +296,7 @@ class Simulation:
                 self._let_wait(number)
                 if not engine.waits:
                     engine.admit(self._now)
-                self._foresee(number)
+                self._push_end(number)
         elif not self._apart:  # they take turns: engines are cut before
             for number, engine in enumerate(self._engines):
                 engine.advance(self._now)

@@ -15,9 +15,9 @@ from postgrad.plan import exchange
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.offload import HostShare
 from postgrad.plan.pass_time import Samples, forward_seconds, optimizer_bytes, update_seconds
 from postgrad.plan.publishing import PlannedPublish, planned_publish
-from postgrad.plan.resting import HostShare
 from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes
@@ -41,7 +41,7 @@ class Timing:
     publish: PlannedPublish | None = None  # of the job that samples; before a calibration
     on_host: float = 0.0  # seconds of "update" in which optimizers step in the host's memory
     exchanged: float = 0.0  # bytes of tokens that a rank sends to those that share its experts
-    resting: HostShare | None = None  # of learners that leave their cards to an engine
+    offload: HostShare | None = None  # of learners that leave their cards to an engine
 
     @property
     def step_seconds(self) -> float:
@@ -80,8 +80,8 @@ class Timing:
         """What is in the host's memory for the whole run, or while an engine samples."""
         if self.on_host:
             yield CostModel.note_on_host(self.on_host)
-        if self.resting is not None and self.resting.bytes:
-            yield self.resting.note
+        if self.offload is not None and self.offload.bytes:
+            yield self.offload.note
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""

@@ -28,7 +28,7 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
     for role, table in settings.side_roles.items():
         if (role, "model") not in recipe.loaded_models:
             yield ("cluster", role), "this job asks no such role: leave it out"
-        elif table.offload and (problem := _cannot_rest(recipe, settings, role)):
+        elif table.offload and (problem := _cannot_offload(recipe, settings, role)):
             yield ("cluster", role, "offload"), problem
     if settings.type == "local":
         yield from _unread(settings)
@@ -126,7 +126,7 @@ def _side_role(
         )
 
 
-def _cannot_rest(recipe: CommonSections, settings: ClusterSettings, role: str) -> str | None:
+def _cannot_offload(recipe: CommonSections, settings: ClusterSettings, role: str) -> str | None:
     """Why a role's weights cannot lie in the host's memory between its passes; None: they can."""
     if role == "critic":
         return "is for frozen roles, and the critic learns: critic.learner.offload"

@@ -230,7 +230,7 @@ class Engine(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free memory that others may need: no request comes for a while."""
         ...
 
@@ -244,7 +244,7 @@ class HaltingEngine(Engine, Protocol):
         """As Engine.completed. Once `halt` is true it returns what there is, often []."""
         ...
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """From any thread: a `completed` that waits asks `halt` again."""
         ...
 

@@ -171,7 +171,7 @@ class Environments:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SamplingSpec:
     """How each prompt is sampled."""
 
     samples: int  # of each prompt
@@ -197,11 +197,11 @@ class Drawing:
 class OpenSample:
     """A sample in progress: its turns so far and its episode."""
 
-    def __init__(self, prompt: Prompt, number: int, drawing: Drawing) -> None:
+    def __init__(self, prompt: Prompt, number: int, spec: SamplingSpec) -> None:
         self.prompt = prompt
         self._number = number
-        self._drawing = drawing
-        self._environment = drawing.environments.of(prompt)
+        self._spec = spec
+        self._environment = spec.environments.of(prompt)
         self._episode: Episode = self._environment.reset(prompt, number)
         self._transcript = Transcript(prompt)
         self.opening: Observation | None = None  # before the first turn, of one that `begins`
@@ -271,10 +271,10 @@ class OpenSample:
         self._finish = completion.finish_reason
 
     def _behind_prompt(self) -> Request:
-        prompt, drawing = self.prompt, self._drawing
+        prompt, spec = self.prompt, self._spec
         return Request(
             prompt.ticket, (self._number,), prompt.token_ids,
-            drawing.turn_sampling(prompt, 0, self._number), 0, drawing.seed,
+            spec.turn_sampling(prompt, 0, self._number), 0, spec.seed,
             messages=prompt.messages, images=prompt.images,
             may_go_on=self._environment is not _SINGLE_TURN,
         )  # fmt: skip
@@ -290,7 +290,7 @@ class OpenSample:
         if request is None:
             message = (
                 f"it begins with {len(observation.token_ids)} tokens, behind which data.max_len = "
-                f"{self._drawing.max_len} has no room for a turn"
+                f"{self._spec.max_len} has no room for a turn"
             )
             self._failure = EpisodeFailure("error", message)
         return request
@@ -319,17 +319,17 @@ class OpenSample:
             return None
         self._transcript.read(read)
         self._rewards.append(0.0)
-        place, seed = (self.prompt.ticket, (self._number,)), self._drawing.seed
+        place, seed = (self.prompt.ticket, (self._number,)), self._spec.seed
         return Request(
             *place, read.token_ids, sampling, turn, seed, images=read.images, may_go_on=True
         )
 
     def _sampling_after(self, turn: int, read: NextRead) -> SamplingSettings | None:
-        sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)
-        if self._drawing.max_len is None:
+        sampling = self._spec.turn_sampling(self.prompt, turn, self._number)
+        if self._spec.max_len is None:
             return sampling
-        tokens = self._transcript.tokens_with(read, self._drawing.min_shared)
-        room = self._drawing.max_len - tokens
+        tokens = self._transcript.tokens_with(read, self._spec.min_shared)
+        room = self._spec.max_len - tokens
         if room < 1:
             return None
         return sampling.model_copy(update={"max_new_tokens": min(room, sampling.max_new_tokens)})

@@ -18,7 +18,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Behind, EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
-from postgrad.rollout.environment import Drawing, Observation, OpenSample, Step
+from postgrad.rollout.environment import Observation, OpenSample, SamplingSpec, Step
 from postgrad.rollout.records_json import images_from_json, images_to_json
 from postgrad.rollout.sampling import OpenGroup
 
@@ -111,7 +111,7 @@ def begun_of(arrays: PendingArrays) -> dict[int, int]:
 
 
 def to_groups(
-    arrays: PendingArrays, draw: Callable[[int], Prompt], drawing: Drawing, tokenizer: Any
+    arrays: PendingArrays, draw: Callable[[int], Prompt], spec: SamplingSpec, tokenizer: Any
 ) -> tuple[list[OpenGroup], int]:
     """The groups of `to_arrays`: prompts are drawn, and environments are stepped again, or go on
     behind what they said where they are not deterministic. Returns too how many samples are drawn
@@ -119,7 +119,7 @@ def to_groups(
 
     Raises RunError where the arrays are not those of such groups.
     """
-    groups = {ticket: OpenGroup(draw(ticket), drawing) for ticket in begun_of(arrays)}
+    groups = {ticket: OpenGroup(draw(ticket), spec) for ticket in begun_of(arrays)}
     if not arrays:
         return [], 0
     _require_place(arrays, groups)
@@ -131,7 +131,7 @@ def to_groups(
         turns.setdefault((turn.ticket, turn.sample), deque()).append(turn)
     replies = deque(_replies(arrays) if recorded else ())
     redrawn = sum(
-        _recall_group(groups[ticket], turns, replies, drawing)
+        _recall_group(groups[ticket], turns, replies, spec)
         for ticket in groups
         if ticket in recorded
     )
@@ -212,7 +212,7 @@ def _recall_group(
     group: OpenGroup,
     turns: dict[tuple[int, int], deque[_Turn]],
     replies: deque[_RecordedReply],
-    drawing: Drawing,
+    spec: SamplingSpec,
 ) -> int:
     """Gives samples their turns, of which none are left, and what their environment said, as
     recorded. Returns how many are drawn from their start, because it cannot go on.
@@ -229,7 +229,7 @@ def _recall_group(
         elif sample.request is None:
             group.left -= 1
         elif (sample.opening or sample.observations) and not sample.resume():
-            group.samples[number] = OpenSample(group.prompt, number, drawing)
+            group.samples[number] = OpenSample(group.prompt, number, spec)
             redrawn += 1
     return redrawn
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Engine, Request
-from postgrad.rollout.environment import Drawing, OpenSample, Step
+from postgrad.rollout.environment import OpenSample, SamplingSpec, Step
 
 TOLD = 3  # groups that are told of where nothing goes on
 
@@ -47,11 +47,11 @@ class Scoring(Protocol):
 class OpenGroup:
     """A prompt whose samples are in progress."""
 
-    def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
+    def __init__(self, prompt: Prompt, spec: SamplingSpec) -> None:
         self.prompt = prompt
-        self.deterministic = drawing.environments.of(prompt).deterministic
-        self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
-        self.left = drawing.samples  # samples that have not ended
+        self.deterministic = spec.environments.of(prompt).deterministic
+        self.samples = [OpenSample(prompt, i, spec) for i in range(spec.samples)]
+        self.left = spec.samples  # samples that have not ended
         self.stepping = 0  # of these, those that wait for their environment
 
     @property
@@ -112,7 +112,7 @@ class GroupSampler:
         self,
         engine: Engine,
         scorer: Scoring,
-        drawing: Drawing,
+        spec: SamplingSpec,
         tokenizer: Any,
         on_done: Callable[[int], None] = lambda samples: None,
         *,
@@ -124,14 +124,14 @@ class GroupSampler:
         """
         self._engine = engine
         self._scorer = scorer
-        self._drawing = drawing
+        self._spec = spec
         self._tokenizer = tokenizer
         self._on_done = on_done
         self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
         self._asked: set[int] = set()  # of these, those that the scorer was given
         self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
         self._beside = beside
-        self._exact = engine.streams > 0 and drawing.environments.deterministic
+        self._exact = engine.streams > 0 and spec.environments.deterministic
         self._steps: list[_OpenStep] = []  # of environments, in the order in which they began
 
     @property
@@ -151,7 +151,7 @@ class GroupSampler:
 
     def start(self, prompts: Sequence[Prompt]) -> None:
         """Samples these prompts too."""
-        began = {prompt.ticket: OpenGroup(prompt, self._drawing) for prompt in prompts}
+        began = {prompt.ticket: OpenGroup(prompt, self._spec) for prompt in prompts}
         if len(began) != len(prompts):
             raise ValueError("two prompts have the same ticket")
         self.start_groups(began.values())
@@ -258,7 +258,7 @@ class GroupSampler:
         due: list[list[_OpenStep]] = []
         for stream in dict.fromkeys(step.ticket % self._streams for step in self._steps):
             steps = [step for step in self._steps if step.ticket % self._streams == stream]
-            kept = self._drawing.environments.concurrent if stream in decodes else 0
+            kept = self._spec.environments.concurrent if stream in decodes else 0
             if len(steps) > kept:
                 due.append(steps[: len(steps) - kept])
         return due
@@ -336,7 +336,7 @@ class GroupSampler:
         """Waits for all scores that were asked for, unless too many samples of a step, that of
         `tickets` and the groups `before`, have failed.
         """
-        samples = (len(before) + len(tickets)) * self._drawing.samples
+        samples = (len(before) + len(tickets)) * self._spec.samples
         while missing := len(self._asked - self._scored.keys()):
             if self._scorer.too_many_failed([*before, *self._scored_of(tickets)], samples):
                 return
@@ -355,7 +355,7 @@ def sample_groups(
     engine: Engine,
     scorer: Scoring,
     prompts: Sequence[Prompt],
-    drawing: Drawing,
+    spec: SamplingSpec,
     tokenizer: Any,
     on_done: Callable[[int], None] = lambda samples: None,
 ) -> list[ScoredGroup]:
@@ -363,7 +363,7 @@ def sample_groups(
     tickets must differ. on_done, errors: as of GroupSampler. Raises ScoresMissing where too many
     samples failed.
     """
-    sampler = GroupSampler(engine, scorer, drawing, tokenizer, on_done)
+    sampler = GroupSampler(engine, scorer, spec, tokenizer, on_done)
     sampler.start(prompts)
     groups = sampler.finish([prompt.ticket for prompt in prompts])
     scorer.require_scored(groups)

@@ -13,7 +13,7 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.layout.tree import MIN_CONTINUED
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing, Environments
+from postgrad.rollout.environment import Environments, SamplingSpec
 from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler, OpenGroup, Scoring
 from postgrad.rollout.settings import RolloutSettings
@@ -123,9 +123,9 @@ class LiveSource:
         greedy: bool = False,
         on_done: Callable[[int], None] = lambda samples: None,
     ) -> None:
-        """max_len, min_shared, greedy: as of Drawing. correctness: the component of [[rewards]]
-        that judges groups where `filter_on` is left out. scores_ahead: scores may be asked for
-        while the policy learns. on_done: as of sample_groups.
+        """max_len, min_shared, greedy: as of SamplingSpec. correctness: the component of
+        [[rewards]] that judges groups where `filter_on` is left out. scores_ahead: scores may be
+        asked for while the policy learns. on_done: as of sample_groups.
         """
         self._prompts = prompts
         self._seed = seed
@@ -135,15 +135,13 @@ class LiveSource:
         curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._curriculum = curriculum if curriculum.active else None
         environments = environments or Environments()
-        self._drawing = Drawing(
+        self._spec = SamplingSpec(
             samples_per_prompt, sampling, seed, environments, max_len, min_shared, greedy
         )
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead
         beside = sampling.schedule == "fixed"
-        self._sampler = GroupSampler(
-            engine, scorer, self._drawing, tokenizer, on_done, beside=beside
-        )
+        self._sampler = GroupSampler(engine, scorer, self._spec, tokenizer, on_done, beside=beside)
         self._schedule = Schedule(prompts_per_step, sampling.max_staleness)  # of the last step
         self._paused = Paused()  # after the last step of this process
         self._redrawn = 0  # samples that a resume has drawn from their start
@@ -206,7 +204,7 @@ class LiveSource:
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
         metrics = self._sampling_metrics(rounds, len(groups), missing, reasons) if dynamic else {}
-        if not self._drawing.environments.deterministic and self._settings.max_staleness:
+        if not self._spec.environments.deterministic and self._settings.max_staleness:
             metrics |= {"ahead/redrawn_samples": float(self._redrawn)}
             self._redrawn = 0
         next_state = state
@@ -275,7 +273,7 @@ class LiveSource:
             groups, self._redrawn = to_groups(
                 pending,
                 lambda ticket: self._prompts.draw(ticket, self._seed),
-                self._drawing,
+                self._spec,
                 self._tokenizer,
             )
         self._sampler.start_groups(groups)

@@ -41,13 +41,13 @@ from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing
+from postgrad.rollout.environment import SamplingSpec
 from postgrad.rollout.environments.episode_messages import EpisodeRecords
 from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
-from postgrad.training.pinned import pin, require_unchanged
+from postgrad.training.pinned import pin, require_same_sources
 from postgrad.training.rows import held_out, image_reader, print_rows
 
 ABOUT, SHARDS = "generate.json", "shards"
@@ -195,7 +195,7 @@ def generate(
 def _sources(recipe: Answering, recorded: Mapping[str, Any], to: Path) -> dict[str, str]:
     """Identities of models and data, which have to be those of the samples that `to` holds."""
     since, remedy = f"samples were written to {to}", "or choose another --to"
-    return require_unchanged(recipe, recorded.get("sources", {}), since=since, remedy=remedy)
+    return require_same_sources(recipe, recorded.get("sources", {}), since=since, remedy=remedy)
 
 
 def _sizes(
@@ -238,7 +238,7 @@ class _Sampler:
             check_answers(self._scorer, drawn.all(), recipe.data.sources)
         return drawn
 
-    def drawing(self, samples: int) -> Drawing:
+    def sampling_spec(self, samples: int) -> SamplingSpec:
         recipe = self._recipe
         data, stack = recipe.data, self._stack
         played = dialogues(
@@ -250,7 +250,7 @@ class _Sampler:
             max_len=data.max_len,
             records=self.episodes,
         )
-        return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
+        return SamplingSpec(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
     def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:
         """The engine, and the choices with its sizes; the reward model is loaded before it."""
@@ -357,18 +357,18 @@ def _sample(
 ) -> None:
     """Fills the shards that are missing."""
     size, missing = generated.about["shard"], generated.missing()
-    drawing = sampler.drawing(generated.about["samples"])
+    spec = sampler.sampling_spec(generated.about["samples"])
     for path in left_behind(generated.folder / SHARDS, [generated.shard(n).name for n in missing]):
         remove(path)
     parts = {n: prompts[n * size : (n + 1) * size] for n in missing}
-    total = sum(map(len, parts.values())) * drawing.samples
+    total = sum(map(len, parts.values())) * spec.samples
     done = generated.about["shards"] - len(missing)
     if done:
         console.note(f"{done} of {generated.about['shards']} shards are there already")
     with console.phase("generate", total) as shown:
         for number, part in parts.items():
             groups = sample_groups(
-                engine, sampler.scoring, part, drawing, sampler.tokenizer, shown.advance
+                engine, sampler.scoring, part, spec, sampler.tokenizer, shown.advance
             )
             with whole_file(generated.shard(number)) as written, written.open("wb") as file:
                 for group in groups:

@@ -36,7 +36,7 @@ from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
-from postgrad.training import foreseen
+from postgrad.training import estimates
 from postgrad.training.out_of_memory import OutOfMemory, ran_out
 from postgrad.training.run import Run
 
@@ -62,7 +62,7 @@ def planned(
     untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
     if not untried:
         return choices, untried
-    foreseen.require_device(choices)
+    estimates.require_device(choices)
     sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
     with suppress(PostgradError):  # without a plan the trials start from the largest sizes
         sizes = _fitting(recipe, choices)
@@ -88,8 +88,8 @@ def _tried_here(recipe: Recipe) -> set[str]:
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
     """The sizes that the plan gives for the free memory."""
-    settled = foreseen.settled(recipe, choices)
-    facts = foreseen.facts_here(choices, row_lengths(settled))
+    settled = estimates.settled(recipe, choices)
+    facts = estimates.facts_here(choices, row_lengths(settled))
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
     hardware = facts.hardware.model_copy(update={"device": device})
     auto = outlook(settled, replace(facts, hardware=hardware)).auto
@@ -214,8 +214,8 @@ def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) ->
     """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
     CPU's free memory could not hold both these passes and the optimizer's moments.
     """
-    if learner.resting is not None:
-        learner.resting.bring_all()
+    if learner.offload is not None:
+        learner.offload.reload_all()
     backbone = learner.backbone
     before = backbone.micro
     moments = _moments_to_come(learner)

@@ -156,8 +156,8 @@ def _log(
     memory = run.measure_memory()
     counters = {"step": state.step, "update": state.update, "episodes": state.episodes}
     times = run.clock.take_step()
-    foreseen = run.foreseen.columns
-    line = {**counters, **metrics, **times, "peak_memory_bytes": memory, **foreseen}
+    estimated = run.estimates.columns
+    line = {**counters, **metrics, **times, "peak_memory_bytes": memory, **estimated}
     run.console.step(state.step, run.steps, line)
     remembered, values = run.sentinels.look(state.step, metrics, state.sentinels)
     run.logs.metric(line | values)

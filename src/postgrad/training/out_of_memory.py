@@ -9,7 +9,7 @@ from postgrad.core.errors import RunError
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
 from postgrad.plan.smaller import less_memory
-from postgrad.training import foreseen
+from postgrad.training import estimates
 from postgrad.training.peaks import DeviceFull
 from postgrad.training.run import Run
 
@@ -76,10 +76,10 @@ def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
         places = sizes.cache_tokens // sizes.slots * slots
         flags = ("--rollout.slots", str(slots), "--rollout.cache_tokens", str(places))
     try:
-        recipe = foreseen.as_chosen(run.recipe, run.choices)
-        facts = foreseen.facts_here(run.choices, row_lengths(recipe))
-        forecast = outlook(recipe, facts)
-        room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
+        recipe = estimates.as_chosen(run.recipe, run.choices)
+        facts = estimates.facts_here(run.choices, row_lengths(recipe))
+        plan = outlook(recipe, facts)
+        room = int(min(plan.memory.peak_bytes, plan.memory.capacity) * LESS)
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)

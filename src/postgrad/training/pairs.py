@@ -26,7 +26,7 @@ from postgrad.evaluation.pairs import PairEvaluator, sequences_of
 from postgrad.evaluation.results import Result
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
-from postgrad.fleet.loading import require_unchanged
+from postgrad.fleet.loading import require_same_frozen_weights
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import MovingReferenceRole, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
@@ -38,7 +38,7 @@ from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
@@ -277,7 +277,7 @@ def assemble_reward(
         evaluator = _evaluator(run, recipe, tokenizer, reader)
     run.count_rows(len(draws))
     model = run.fleet.reward_model(path)
-    foresee_disk(run, model.state_bytes())
+    estimate_disk(run, model.state_bytes())
     auto_sizes.try_tokens(run, [model])
     if checkpoint is not None:
         model.load(checkpoint.tensors)
@@ -307,7 +307,7 @@ def assemble_preference(
     policy = run.fleet.policy(path)
     moving = run.fleet.moving_reference(path) if recipe.reference.moves else None
     saved = [policy] if moving is None else [policy, moving]
-    foresee_disk(run, sum(role.state_bytes() for role in saved))
+    estimate_disk(run, sum(role.state_bytes() for role in saved))
     auto_sizes.try_tokens(run, [policy], [moving])
     reference = None
     if moving is None and algorithm.needs().reference:
@@ -357,7 +357,7 @@ def _reference(
     """
     start = recipe.reference.model.source or path
     if start == path:
-        require_unchanged(run, "reference", start)
+        require_same_frozen_weights(run, "reference", start)
         reference, model = policy.start(), recipe.model
     else:
         reference, model = run.fleet.frozen_policy(start), recipe.reference.model

@@ -114,7 +114,7 @@ def _commit_of(source: RecipeSource, revision: str | None) -> str:
     return commit_of("model", source.path, revision)
 
 
-def require_unchanged(
+def require_same_sources(
     recipe: Recipe,
     recorded: Mapping[str, str],
     allowed: Sequence[str] = (),

@@ -46,14 +46,14 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
-from postgrad.training import auto_sizes, foreseen
+from postgrad.training import auto_sizes, estimates
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
 from postgrad.training.out_of_memory import explain, phase_of, ran_out
 from postgrad.training.pairs import assemble_preference, assemble_reward
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
-from postgrad.training.pinned import require_unchanged
+from postgrad.training.pinned import require_same_sources
 from postgrad.training.rl_parts import assemble_rl
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
@@ -86,7 +86,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
                 job = assemble_preference(run, recipe, path, checkpoint)
             case RLRecipe():
                 job = assemble_rl(run, recipe, path, stack, checkpoint)
-        run.fleet.rest()  # holes that loading left would stay for the whole run
+        run.fleet.free_memory()  # holes that loading left would stay for the whole run
     return job, path
 
 
@@ -189,7 +189,7 @@ def prepare(
     checkpoint = _newest(store, console)
     recorded = checkpoint.state.choices if checkpoint else choices or {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
-    read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
+    read = require_same_sources(recipe, recorded.get("sources") or {}, allow_change)
     chosen = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
     gauges = _set_up(recipe, chosen)
     chosen, untried = auto_sizes.planned(recipe, chosen, recorded)
@@ -260,10 +260,10 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
         raise explain(run, step, phase, error, standing) from error
 
 
-def _foresee(run: Run, state: RunState) -> None:
-    """Writes the forecast of the run after `state` to plan.json and keeps it in the run."""
+def _estimate(run: Run, state: RunState) -> None:
+    """Writes the estimates of the run after `state` to plan.json and keeps them in the run."""
     with run.phase("plan"):
-        run.foreseen = foreseen.foresee(
+        run.estimates = estimates.estimate(
             run.directory,
             run.recipe,
             run.choices,
@@ -302,7 +302,7 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
 
 
 def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
-    """Prints and logs batch numbers, forecast and choices: all are known once the job is built."""
+    """Prints and logs batch numbers, estimates and choices: all are known once the job is built."""
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         run.console.note(line)
@@ -315,7 +315,7 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
         run.console.warn(text)
     if state.step >= run.steps:
         run.console.note(f"all {run.steps} steps are done: a longer run is one with more of them")
-    _foresee(run, state)
+    _estimate(run, state)
     event = "resumed" if resumed else "started"
     run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
 

@@ -43,7 +43,7 @@ class Publisher:
 
     Both may work on one GPU, so each gives its memory back before the other takes its own: the
     learner, after its part of the probe, before the engine wakes for weights, again before it wakes
-    for its cache, and after the engine's part; the engine when it rests.
+    for its cache, and after the engine's part; the engine when it sleeps.
 
     The probe's sequences are the samples of the step where it has any (`probe_with`), else prompts:
     a run that resumes has none of earlier steps. The engine scores them before the policy learns:
@@ -55,13 +55,13 @@ class Publisher:
         policy: PolicyRole,
         engine: Engine,
         prompts: Sequence[Prompt | Conversation],
-        give_back: Callable[..., None],
+        free_memory: Callable[..., None],
         warn: Callable[[str], None] = lambda text: None,
         *,
         event: Callable[..., None] = unlogged,
         adapter: bool = False,
     ) -> None:
-        """prompts: to probe with. give_back: `Run.give_back`. warn: for the console.
+        """prompts: to probe with. free_memory: that of the Run. warn: for the console.
         event: `Logs.event`. adapter: it is sent alone, to an engine that has the policy's base.
         """
         self._adapter = adapter
@@ -70,7 +70,7 @@ class Publisher:
         self._warn, self._warned = warn, False
         self._policy = policy
         self._engine = engine
-        self._give_back = give_back
+        self._free_memory = free_memory
         tokens, images = zip(*((p.token_ids, p.images) for p in prompts), strict=True)
         self._probe = self._prompts = _probe(tokens, images, slice(PROBE_TOKENS))
         self._before = self._engines()
@@ -95,13 +95,13 @@ class Publisher:
         policy = self._policy
         # while the engine takes nothing
         learner = policy.logprobs(self._probe, PROBE_TEMPERATURE).result()
-        self._give_back("weights")
+        self._free_memory("weights")
         weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
         # when all were handed over, what gathering them took is given back, and what only learns
-        handover = WeightHandover(weights, partial(self._give_back, "nothing"))
+        handover = WeightHandover(weights, partial(self._free_memory, "nothing"))
         sent = self._engine.load_weights(handover, version)
         before, self._before = self._before, self._engines()
-        self._give_back("nothing")  # also after an engine that reads the weights where they are
+        self._free_memory("nothing")  # also after an engine that reads the weights where they are
         return probed(before, self._before, list(learner)) | self._metrics_of(sent)
 
     def _metrics_of(self, sent: Sent | None) -> dict[str, float]:

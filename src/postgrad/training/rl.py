@@ -107,7 +107,7 @@ class RLJob:
         with run.phase("publish"):
             parts.publish.probe_with(batch.sequences)
         if state.step + 1 == run.steps or not parts.source.start_ahead():
-            parts.engine.rest()
+            parts.engine.sleep()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
                 batch = replayed(batch, parts.recipe.rollout, parts.roles.policy, run.geometry)

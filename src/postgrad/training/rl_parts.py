@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from postgrad.checkpoint.store import Checkpoint
@@ -28,7 +28,7 @@ from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl import Parts, RLJob, Roles
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 
 
 def assemble_rl(
@@ -58,22 +58,23 @@ def assemble_rl(
     roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
-    run.give_back("nothing")  # what loading took, before an engine looks how much is free
+    run.free_memory("nothing")  # what loading took, before an engine looks how much is free
     engine = _engine(run, path, stack, evaluator)
     publish = Publisher(
         roles.policy,
         engine,
         first,
-        run.give_back,
+        run.free_memory,
         run.console.warn,
         event=run.logs.event,
         adapter=recipe.rollout.sends_adapter,
     )
-    engine.rest()  # as it does while the policy learns
+    engine.sleep()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
     auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
-    source = source_of(run, recipe, path, prompts, engine, scorer, tokenizer, reader, thread, stack)
+    inputs = SampleInputs(path, tokenizer, reader, prompts, scorer)
+    source = rollout_source(run, recipe, inputs, engine, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     parts = Parts(roles, algorithm, engine, publish, source, scorer, evaluator, tokenizer, recipe)
     return RLJob(run, parts)
@@ -104,7 +105,7 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     else:
         reference = run.fleet.reference(path) if needs.loads_reference else None
     roles = Roles(policy, critic, reference, moving)
-    foresee_disk(run, sum(role.state_bytes() for role in roles.saved))
+    estimate_disk(run, sum(role.state_bytes() for role in roles.saved))
     if checkpoint is not None:
         for role in roles.saved:
             role.load(checkpoint.tensors)
@@ -133,20 +134,27 @@ def _min_shared(recipe: RLRecipe, path: str) -> int:
     return max(find_shape(source).min_shared for source in sources)
 
 
-def source_of(
+@dataclass(frozen=True, slots=True)
+class SampleInputs:
+    """What samples are drawn for and scored with, beside an engine."""
+
+    path: str  # of the policy
+    tokenizer: object
+    reader: ImageReader | None  # of a model that reads images
+    prompts: Draws[Prompt]
+    scorer: Scorer
+
+
+def rollout_source(
     run: Run,
     recipe: RLRecipe,
-    path: str,
-    prompts: Draws[Prompt],
+    inputs: SampleInputs,
     engine: Engine,
-    scorer: Scorer,
-    tokenizer: object,
-    reader: ImageReader | None,
     thread: ThreadPoolExecutor | None,
     stack: ExitStack,
 ) -> Source:
-    """Where the groups of each step come from. path: of the policy. thread: samples while the
-    policy learns, where the recipe overlaps the two. stack: ends the environment's processes.
+    """Where the groups of each step come from. thread: samples while the policy learns, where the
+    recipe overlaps the two. stack: ends the environment's processes.
     """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
@@ -154,16 +162,16 @@ def source_of(
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,
-        prompts,
-        scorer,
+        inputs.prompts,
+        inputs.scorer,
         seed=recipe.seed,
         prompts_per_step=recipe.batch.rollout_batch_size,
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
-        tokenizer=tokenizer,
-        environments=rows.environments(run, recipe, tokenizer, stack, reader),
+        tokenizer=inputs.tokenizer,
+        environments=rows.environments(run, recipe, inputs.tokenizer, stack, inputs.reader),
         max_len=recipe.data.max_len,
-        min_shared=_min_shared(recipe, path),
+        min_shared=_min_shared(recipe, inputs.path),
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks

@@ -19,16 +19,16 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import trim_heap
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.fleet import Fleet
-from postgrad.learner.resting import Stays
+from postgrad.learner.offload import KeptOnDevice
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.parallel.device import give_back
+from postgrad.parallel.device import empty_cache
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.foreseen import Foreseen
+from postgrad.training.estimates import Estimates
 from postgrad.training.peaks import Peaks, Resident
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -251,7 +251,7 @@ class Run:
     watchdog: Watchdog
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
-    foreseen: Foreseen = field(default_factory=Foreseen)
+    estimates: Estimates = field(default_factory=Estimates)
     untried: frozenset[str] = frozenset()  # choices that are planned and not tried: auto_sizes
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
@@ -270,18 +270,18 @@ class Run:
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
         # Data is read, and no weight is. What this process did before on a GPU may have left memory
         # in torch's cache, which the run is going to use.
-        give_back(torch.device(self.choices.device))
+        empty_cache(torch.device(self.choices.device))
         self.clock.peaks.set_baseline()
 
-    def give_back(self, stays: Stays = "all") -> None:
-        """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""
+    def free_memory(self, keep: KeptOnDevice = "all") -> None:
+        """Where a phase ends, on GPUs: `Fleet.free_memory`."""
         if self.choices.device == "cuda":
-            self.fleet.rest(stays)
+            self.fleet.free_memory(keep)
 
     def trim(self) -> None:
         """Gives back what an update took: else it is measured as what the phases after it take."""
         trim_heap()
-        self.give_back()
+        self.free_memory()
 
     @contextmanager
     def phase(

@@ -37,7 +37,7 @@ RETRY_SECONDS = 10.0  # between two attempts of a last save on a full disk
 Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
-def foresee_disk(run: Run, size: int) -> None:
+def estimate_disk(run: Run, size: int) -> None:
     """Prints before the run how much disk its checkpoints of `size` bytes take. Raises SaveFailed
     where not even one has room.
     """
@@ -139,7 +139,7 @@ class Saver:
         run = self._run
         run.directory.require_present()
         began = time.perf_counter()
-        run.give_back()  # what an update left would be measured as what a save takes
+        run.free_memory()  # what an update left would be measured as what a save takes
         with run.phase("save"):
             self.wait()
             self._at, self._passes = time.monotonic(), self._passes_of(state)

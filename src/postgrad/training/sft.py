@@ -32,7 +32,7 @@ from postgrad.rollout.settings import SamplingSettings
 from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
+from postgrad.training.saving import estimate_disk
 from postgrad.training.stored import cached_columns
 from postgrad.training.supervised import SupervisedJob
 
@@ -157,7 +157,7 @@ class SFTJob(SupervisedJob[Conversation]):
             while ended := self._engine.completed():
                 done += ended
                 self._run.advance(len(ended))
-            self._engine.rest()
+            self._engine.sleep()
         asked = {request.ticket: request.token_ids for request in requests}
         answers = {answer.ticket: answer for answer in done}
         rows = [
@@ -187,7 +187,7 @@ class SFTJob(SupervisedJob[Conversation]):
             self._run.sentinels.at_once(updates, self._publish(updates))
         with self._run.phase("evaluate", self._evaluator.total):
             results = self._evaluator(self._engine, self._run.advance)
-        self._engine.rest()
+        self._engine.sleep()
         return results
 
 
@@ -210,12 +210,12 @@ def assemble_sft(
     run.count_rows(len(conversations))
     own_answers = _own_answers(recipe)
     policy = run.fleet.policy(path)
-    foresee_disk(run, policy.state_bytes())
+    estimate_disk(run, policy.state_bytes())
     if checkpoint is not None:
         policy.load(checkpoint.tensors)
     engine = publish = None
     if evaluator is not None or own_answers is not None:
-        run.give_back("nothing")  # what loading took, before an engine looks how much is free
+        run.free_memory("nothing")  # what loading took, before an engine looks how much is free
         engine = auto_sizes.engine(run, path, stack, **_engine_needs(run, evaluator, own_answers))
         probe = (
             evaluator.probe(PROBES)
@@ -223,10 +223,10 @@ def assemble_sft(
             else [conversations.draw(n, recipe.seed) for n in range(PROBES)]
         )
         publish = Publisher(
-            policy, engine, probe, run.give_back, run.console.warn,
+            policy, engine, probe, run.free_memory, run.console.warn,
             event=run.logs.event, adapter=recipe.rollout.sends_adapter,
         )  # fmt: skip
-        engine.rest()
+        engine.sleep()
     auto_sizes.try_tokens(run, [policy])
     taught = _taught(run, recipe, path, conversations)
     return SFTJob(

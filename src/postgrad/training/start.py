@@ -26,7 +26,7 @@ from postgrad.observe.sinks import Logs
 from postgrad.recipe.compare import changes, compare, recipe_hash, require_known
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
-from postgrad.training import foreseen
+from postgrad.training import estimates
 from postgrad.training.loop import Job, loop
 from postgrad.training.pinned import HubSource, pin
 from postgrad.training.prepare import prepare
@@ -202,8 +202,8 @@ def _execute(
         except KeyboardInterrupt:
             raise Stopped(f"interrupted: {_standing(recipe, directory)}") from None
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
-    beside = foreseen.rows(summary["phases"])
-    console.table("estimated and measured, per step", foreseen.COLUMNS, beside)
+    beside = estimates.rows(summary["phases"])
+    console.table("estimated and measured, per step", estimates.COLUMNS, beside)
     return summary
 
 

@@ -94,7 +94,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
     seconds: of this process. accuracies, tokens per second and phase_seconds: of the whole run,
     also before a resume, but load, save and export are of this process. accuracy_before: at step 0,
     None where nothing was evaluated then. loss and kl: means over the last `LAST` steps. phases:
-    forecast and measurement of each phase (`Foreseen.beside`). model: the exported directory.
+    estimate and measurement of each phase (`Estimates.beside`). model: the exported directory.
     """
     directory = run.directory.path
     metrics = list(read_steps(directory / "metrics.jsonl"))
@@ -113,7 +113,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "best": state.best and state.best.to_json(),
         "seconds": round(run.clock.seconds, 3),
         "phase_seconds": _phases(run, [*metrics, *evaluations]),
-        "phases": run.foreseen.beside(run.recipe, metrics, run.clock.peaks.total),
+        "phases": run.estimates.beside(run.recipe, metrics, run.clock.peaks.total),
         **_speeds(metrics),
         "peak_memory_bytes": run.measure_memory(),
         "model": model,

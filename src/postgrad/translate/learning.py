@@ -144,7 +144,7 @@ def offload(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, "state that is not divided over ranks stays on its device")
 
 
-def rests(draft: Draft, name: str, value: Any, _: str) -> None:
+def offload_while_sampling(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: weights, or optimizer state, are in the host's memory but for updates."""
     if not flag(value):
         return

@@ -3,7 +3,7 @@
 
     decode.py steps       counts of each step, and the samples that ended in it; nothing is computed
                           on the stub, so every token is token 0
-    decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest,
+    decode.py publishes   graphs captured in a batch at first, again, after a publish, after sleep,
                           and of weights that lie elsewhere since another publish
     decode.py turns TYPE  tokens of prompts that first and second turns compute, and what the step
                           that begins the second turns asks for: of Qwen3's layers, of DeepSeek's,
@@ -108,7 +108,7 @@ def publishes() -> dict[str, int]:
     weights = {name: weight.clone() for name, weight in model._lm.named_parameters()}
     model.load_weights(weights.items(), 1)
     captured["after a publish"] = captures()
-    model.rest()
+    model.sleep()
     captured["after a rest"] = captures()
     model._borrows = True  # of norms, whose memory is theirs alone
     model.load_weights(weights.items(), 2)

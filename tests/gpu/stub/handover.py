@@ -98,7 +98,7 @@ class OnlyRank:
             handle.set_result(getattr(self._worker, method)(*arguments))
         except Exception as error:  # noqa: BLE001  the handle raises it
             handle.set_exception(error)
-        if method == "rest":
+        if method == "free_memory":
             self._turns.append(_now("learner"))
         return handle
 
@@ -153,12 +153,12 @@ class PipedWorker:
 
 
 class Accounted(EngineWorker):
-    """A rollout worker that tells what it has after its rest."""
+    """A rollout worker that tells what it has after it went to sleep."""
 
     account: Account
 
-    def rest(self) -> None:
-        super().rest()
+    def sleep(self) -> None:
+        super().sleep()
         self.account.append(_now("engine"))
 
     def accounts(self) -> Account:
@@ -216,10 +216,10 @@ def _keep() -> None:
 def main(folder: Path, size: str) -> dict[str, Any]:
     turns: Account = []
 
-    def start(site: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
-        group = OnlyRank(site.recipe, site.choices, turns)
+    def start(context: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
+        group = OnlyRank(context.recipe, context.choices, turns)
         session.reservation = NoPlaces()
-        return RankedFleet(site, group, session, *more)
+        return RankedFleet(context, group, session, *more)
 
     class Worker(PipedWorker):
         def close(self) -> None:

@@ -22,7 +22,7 @@ def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", STEPS)
-def test_both_survive_and_give_back_what_they_do_not_hold(
+def test_both_survive_and_free_what_they_do_not_hold(
     stub: Stub, results: Results, size: str, tmp_path: Path
 ) -> None:
     found = run(stub, tmp_path, size)

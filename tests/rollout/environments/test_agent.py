@@ -14,7 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import TEMPLATE
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environment import Environments, OpenSample, SamplingSpec
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
@@ -475,8 +475,8 @@ def test_an_agent_ends_where_the_episode_does():
 def test_an_agent_ends_where_what_it_says_does_not_fit():
     played = world("counts")
     before = len(agents.ENDED)
-    drawing = Drawing(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 8)
-    sample = OpenSample(PROMPT, 0, drawing)
+    spec = SamplingSpec(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 8)
+    sample = OpenSample(PROMPT, 0, spec)
     assert sample.observe(sample.begin().result()) is not None
     assert sample.observe(sample.take(turn("a")).result()) is None
     assert sample.rollout(TOKENIZER).finish_reason == "length"

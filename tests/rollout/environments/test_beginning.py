@@ -17,7 +17,7 @@ from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt, ScoredGroup
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step
+from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step
 from postgrad.rollout.environments.base import ChatEnvironment, Reply
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.pending import to_arrays, to_groups
@@ -252,8 +252,8 @@ def length(ticket: int, sample: int, turn: int) -> int:
 
 
 def sampler(engine: Any, environment: Any, **own: Any) -> GroupSampler:
-    drawing = Drawing(4, SAMPLING, 0, Environments({None: environment}), **own)
-    return GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: environment}), **own)
+    return GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
 
 
 def sampled(engine: Any, environment: Any, **own: Any) -> list[ScoredGroup]:
@@ -351,8 +351,8 @@ def test_a_checkpoint_goes_on_behind_what_environments_began_with(deterministic)
     before.cut()
     arrays = to_arrays(before.groups, {0: 0, 1: 0})
     other = Openings(deterministic=deterministic)
-    drawing = Drawing(4, SAMPLING, 0, Environments({None: other}))
-    again, redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: other}))
+    again, redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), spec, Words())
     assert (redrawn, other.begun) == (0, 8 if deterministic else 0)
     for group, then in zip(again, before.groups.values(), strict=True):
         assert (group.left, group.ended) == (then.left, then.ended) == (3, False)
@@ -375,9 +375,9 @@ def test_samples_that_cannot_go_on_begin_again():
     before.start([Numbers(100).draw(0, 0)])
     before.cut()
     other = Openings(deterministic=False, goes_on=False)
-    drawing = Drawing(4, SAMPLING, 0, Environments({None: other}))
+    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: other}))
     arrays = to_arrays(before.groups, {0: 0})
-    (group,), redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+    (group,), redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), spec, Words())
     assert redrawn == 3
     assert [sample.begins for sample in group.samples] == [True, True, True, False]
     assert group.left == 3
@@ -401,11 +401,11 @@ def test_samples_of_a_version_in_which_no_environment_began_are_drawn_from_their
     assert 0 < len(older) < len(said)
     arrays["replies"] = np.frombuffer(json.dumps(older).encode(), np.uint8)
     other = Openings(deterministic=False)
-    drawing = Drawing(4, SAMPLING, 0, Environments({None: other}))
-    (group,), redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: other}))
+    (group,), redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), spec, Words())
     assert redrawn == len({sample for _, sample, *_ in arrays["turns"].tolist()})
     assert [sample.begins for sample in group.samples] == [True] * 4
     assert group.left == 4
     arrays["replies"] = np.frombuffer(b"[]", np.uint8)
     with pytest.raises(RunError, match="fewer replies"):
-        to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
+        to_groups(arrays, lambda t: Numbers(100).draw(t, 0), spec, Words())

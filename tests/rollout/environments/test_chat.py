@@ -13,7 +13,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environment import Environments, OpenSample, SamplingSpec
 from postgrad.rollout.environments import chat as chat_module
 from postgrad.rollout.environments import template as template_module
 from postgrad.rollout.environments.chat import dialogue
@@ -336,8 +336,8 @@ def test_the_end_of_a_reply_that_nothing_has_room_for_is_not_tokenised(monkeypat
 def test_a_reply_that_is_far_too_long_ends_its_episode_for_its_length():
     made = EnvironmentSettings.model_validate(LOUD)
     played = dialogue(made, FAMILIES["chatml"][0], {}, most=40)
-    drawing = Drawing(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 40)
-    sample = OpenSample(PROMPT, 0, drawing)
+    spec = SamplingSpec(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 40)
+    sample = OpenSample(PROMPT, 0, spec)
     seen = sample.take(completion(FAMILIES["chatml"][0], "so " * 4000)).result()
     assert seen.failure is None
     assert sample.observe(seen) is None

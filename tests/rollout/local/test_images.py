@@ -19,7 +19,7 @@ from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.rollout.engine import Completion, Request, generate
-from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
+from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import batches_of, without_images
 from postgrad.rollout.sampling import sample_groups
@@ -208,14 +208,14 @@ def test_turns_behind_images_of_replies_have_the_logprobs_of_transformers(kind: 
     rounding = scene.model.rounding
     first, *_ = requests_of(scene, GREEDY)
     prompt = Prompt(0, first.token_ids, "?", None, "rows", 0, images=first.images)
-    drawing = Drawing(
+    spec = SamplingSpec(
         samples,
         SamplingSettings(max_new_tokens=NEW),
         SEED,
         Environments({None: Pictures(scene)}),
     )
     engine, own = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
-    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], drawing, Words())
+    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], spec, Words())
     batch = RolloutBatch.of(groups)
     assert [len(images) for images in batch.sequences.images] == [4] * samples
     backbone = Backbone(fresh(kind), torch.device("cpu"), MicroBatch())

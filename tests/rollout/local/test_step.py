@@ -290,7 +290,7 @@ def test_graphs_of_a_cache_that_is_freed_or_divided_anew_are_dropped(
 ):
     engine = with_graphs(model, tokenizer, asked := requests(prompt))
     before = set(captured)
-    engine.rest()
+    engine.sleep()
     assert not engine._stepper._graphs
     captured.clear()
     for _ in range(2):

@@ -233,4 +233,4 @@ def test_its_weights_can_neither_be_sent_nor_asked_for(make_engine):
         engine.load_weights([], 1)
     with pytest.raises(UsageError, match="weights of its own"):
         engine.logprobs([], 1.0)
-    engine.rest()
+    engine.sleep()

@@ -15,7 +15,7 @@ from postgrad.models.settings import LoraSettings
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start
 from postgrad.rollout.vllm.engine import VLLMEngine
-from postgrad.rollout.vllm.model import Model
+from postgrad.rollout.vllm.model import SampledModel
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess
 from postgrad.rollout.vllm.protocol import Start
 
@@ -39,7 +39,7 @@ def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
             options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
             made.append(VLLMProcess(number, options, START, inbox))
         sizes = (torch.float32, START.max_len)
-        model = Model(small_model(), small_tokenizer(), (1,), *sizes, adapter, routed=routed)
+        model = SampledModel(small_model(), small_tokenizer(), (1,), *sizes, adapter, routed=routed)
         engine = VLLMEngine(made, inbox, model, level=level)
         with ExitStack() as ending:
             for process in made:

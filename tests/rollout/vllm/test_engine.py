@@ -199,8 +199,8 @@ def test_beside_a_learner_it_wakes_for_weights_loads_them_and_wakes_for_its_cach
 ):
     engine = make_engine("well", "well", level=2)
     for step in (1, 2):
-        engine.rest()
-        engine.rest()
+        engine.sleep()
+        engine.sleep()
         engine.load_weights(weights(), step)
         assert generate(engine, [request()])[0].versions == ((step, 4),)
     for number in (0, 1):
@@ -210,7 +210,7 @@ def test_beside_a_learner_it_wakes_for_weights_loads_them_and_wakes_for_its_cach
 
 def test_weights_that_were_dropped_are_not_sampled_from(make_engine, tmp_path):
     engine = make_engine(level=2)
-    engine.rest()
+    engine.sleep()
     for use in (lambda: engine.submit(request()), lambda: engine.logprobs([np.arange(3)], 1.0)):
         with pytest.raises(RunError, match=r"dropped its weights .* publish weights before"):
             use()
@@ -221,16 +221,16 @@ def test_weights_that_were_dropped_are_not_sampled_from(make_engine, tmp_path):
 
 def test_weights_that_were_kept_wake_for_whatever_is_asked(make_engine, tmp_path):
     engine = make_engine(level=1)
-    engine.rest()
+    engine.sleep()
     generate(engine, [request()])
-    engine.rest()
+    engine.sleep()
     engine.logprobs([np.arange(3)], 1.0)
     assert moves(tmp_path) == ["sleep", "weights", "kv_cache"] * 2 + ["score"]
 
 
 def test_on_devices_of_its_own_it_never_sleeps(make_engine, tmp_path):
     engine = make_engine(level=0)
-    engine.rest()
+    engine.sleep()
     engine.load_weights(weights(), 1)
     assert moves(tmp_path) == PUBLISH[1:-1]
 
@@ -239,7 +239,7 @@ def test_it_does_not_sleep_while_samples_are_in_flight(make_engine, tmp_path):
     """vLLM would abort them."""
     engine = make_engine(level=2)
     engine.submit(request())
-    engine.rest()
+    engine.sleep()
     assert len(engine.completed()) > 0
     assert moves(tmp_path) == []
 
@@ -256,7 +256,7 @@ def test_a_failure_on_the_way_from_sleep_to_work_leaves_no_engine_half_awake(
     engine = make_engine("well", f"fails_at_{point}", level=level)
 
     def step():
-        engine.rest()
+        engine.sleep()
         engine.load_weights(weights(), 1)
 
     with pytest.raises(RunError, match=r"vLLM engine 1 failed: RuntimeError: CUDA error"):
@@ -270,7 +270,7 @@ def test_a_failure_on_the_way_from_sleep_to_work_leaves_no_engine_half_awake(
 def test_weights_that_break_off_leave_no_engine_half_awake(make_engine):
     """The learner's ranks may be lost while they send."""
     engine = make_engine("well", level=2)
-    engine.rest()
+    engine.sleep()
 
     def broken():
         yield weights()[0]
@@ -289,7 +289,7 @@ def test_an_engine_that_does_not_do_what_it_is_told_is_found(make_engine, behavi
     engine = make_engine(behaviour, level=2)
 
     def step():
-        engine.rest()
+        engine.sleep()
         engine.load_weights(weights(), 1)
 
     with pytest.raises(RunError, match=message):
@@ -400,7 +400,7 @@ def test_an_engine_sleeps_without_its_weights_on_a_learners_card_alone(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     place = {"device": torch.device("cuda"), "beside_learner": beside_learner}
     engine = start_engine(**stated, place=place)
-    engine.rest()
+    engine.sleep()
     engine.load_weights(weights(), 1)
     slept = [one["level"] for one in said(tmp_path) if one["do"] == "sleep"]
     assert slept == ([level] if level else [])
@@ -579,7 +579,7 @@ def adapter(value=0.5):
 def test_an_adapter_is_a_file_for_each_process_of_which_the_newest_stays(make_engine, tmp_path):
     lora = LoraSettings(rank=4, alpha=8)
     engine = make_engine("well", "well", level=1, adapter=lora)
-    engine.rest()
+    engine.sleep()
     for version in (1, 2):
         sent = engine.load_weights(adapter(float(version)).items(), version)
     assert (sent.way, sent.size) == ("file", 4 * (4 * 32 + 128 * 4))
@@ -620,6 +620,6 @@ def test_who_waits_for_samples_that_never_end_is_woken_and_they_can_be_cut(make_
         waiting = executor.submit(engine.completed, halt=halt)
         assert asked.wait(60.0)
         halted.set()
-        engine.wake()
+        engine.notify()
         assert waiting.result(60.0) == []
     assert [(r.sample_ids, r.position) for r in engine.cut()] == [((0,), 2), ((1,), 2)]

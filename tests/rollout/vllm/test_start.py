@@ -19,7 +19,7 @@ from postgrad.rollout.local.budget import EngineSizes
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start
 from postgrad.rollout.vllm.inputs import engine_arguments
-from postgrad.rollout.vllm.model import Model
+from postgrad.rollout.vllm.model import SampledModel
 from postgrad.rollout.vllm.protocol import Start
 from postgrad.rollout.vllm.start import BLOCK, StatePages, more_positions, state_pages
 
@@ -119,9 +119,9 @@ def test_states_are_shared_by_prompts_in_chunks_alone() -> None:
     assert chunks["enable_chunked_prefill"]
 
 
-def long_model(max_len: int, **settings: Any) -> Model:
+def long_model(max_len: int, **settings: Any) -> SampledModel:
     skeleton: Any = SimpleNamespace(config=Qwen3Config(max_position_embeddings=64, **settings))
-    return Model(skeleton, None, (1,), torch.float32, max_len)
+    return SampledModel(skeleton, None, (1,), torch.float32, max_len)
 
 
 def test_positions_go_on_behind_those_that_a_model_was_trained_on() -> None:
@@ -151,6 +151,6 @@ def test_text_models_of_a_module_with_images_need_torchvision_too(tmp_path: Path
     config = SimpleNamespace(model_type="qwen3_5_text")
     config.get_text_config = lambda: config
     skeleton: Any = SimpleNamespace(config=config)
-    model = Model(skeleton, None, (1,), torch.bfloat16, 40)
+    model = SampledModel(skeleton, None, (1,), torch.bfloat16, 40)
     with pytest.raises(UsageError, match="no package torchvision, without which vLLM cannot"):
         start.start("m", settings, model, EngineSizes(4, 800), **place)

@@ -60,7 +60,7 @@ def test_a_later_answer_computes_what_is_new_alone(talker: Talker) -> None:
     computed, later = talker._engine.stats.prompt_tokens, talker.request("b", short, 0)
     answer = "".join(talker.answer("b", later))
     assert talker._engine.stats.prompt_tokens - computed < len(later.token_ids) / 2
-    talker._engine.rest()
+    talker._engine.sleep()
     assert "".join(talker.answer("b", later)) == answer
 
 

@@ -1,1 +1,1 @@
-"""External loggers: metrics.jsonl under the same names in TensorBoard, W&B and trackio."""
+"""External loggers: metrics.jsonl under the same names in TensorBoard, W&B, trackio and MLflow."""

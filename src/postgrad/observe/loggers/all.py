@@ -18,6 +18,7 @@ ADAPTERS: Mapping[LoggerName, str] = {  # name, also of the package that it need
     "tensorboard": "TensorBoard",
     "wandb": "WandB",
     "trackio": "Trackio",
+    "mlflow": "MLflow",
 }
 PLACE = ("step", "update", "set", "evaluate_seconds")  # keys of eval.jsonl that are no results
 Tell = Callable[[str], None]

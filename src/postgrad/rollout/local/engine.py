@@ -26,7 +26,7 @@ from postgrad.models.decoder import decoder_of
 from postgrad.models.images import ImageTower
 from postgrad.models.routers import replayable
 from postgrad.models.supported import is_tested
-from postgrad.parallel.device import give_back
+from postgrad.parallel.device import empty_cache
 from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_order
 from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.local.budget import (
@@ -146,7 +146,7 @@ class LocalEngine:
             done = self.advance()
         return done
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Nothing: `completed` waits for nobody."""
 
     @torch.inference_mode()
@@ -226,11 +226,11 @@ class LocalEngine:
         """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
         self._require_whole()
         if self._device.type == "cuda":  # what computing prompts left has no room for logits
-            give_back(self._device)
+            empty_cache(self._device)
         parts = self._lm, self._decoder, self._tower
         return scored(*parts, sequences, images, temperature, self._prefill_tokens)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free the cache and the decoder's packed weights, unless samples are in progress."""
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
@@ -239,7 +239,7 @@ class LocalEngine:
             self._division = (0, 0, 0)
             self._stepper = self._new_stepper(0)
             if self._device.type == "cuda":
-                give_back(self._device)
+                empty_cache(self._device)
 
     def _new_stepper(self, slots: int) -> Stepper:
         return Stepper(self._decoder, self._cache, slots, self._routers)

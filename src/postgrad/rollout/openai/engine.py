@@ -102,7 +102,7 @@ class OpenAIEngine:
         """Always raises UsageError: a server's text has no tokens to go on from."""
         raise UsageError(_NO_WEIGHTS)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Does nothing: the memory is the server's."""
 
     def close(self) -> None:

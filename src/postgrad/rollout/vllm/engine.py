@@ -25,7 +25,7 @@ from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
 from postgrad.rollout.transport.route import Place, Stated
 from postgrad.rollout.transport.send import LocalSource, send
-from postgrad.rollout.vllm.model import Model, seed_of
+from postgrad.rollout.vllm.model import SampledModel, seed_of
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
@@ -37,7 +37,7 @@ PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in 
 class VLLMEngine:
     """The Engine protocol over vLLM processes, whose messages arrive in one inbox.
 
-    On a learner's devices it sleeps between two publishes: `rest` frees weights and cache,
+    On a learner's devices it sleeps between two publishes: `sleep` frees weights and cache,
     `load_weights` takes the memory of the weights, loads them, and then takes that of the cache.
     Whatever fails on this way ends all processes, so that none is left asleep or half awake.
     """
@@ -48,13 +48,13 @@ class VLLMEngine:
         self,
         processes: Sequence[VLLMProcess],
         inbox: "SimpleQueue[Arrived]",
-        model: Model,
+        model: SampledModel,
         *,
         level: int = 0,
         learner: torch.device | str = "cpu",
         transport: Stated = "auto",
     ) -> None:
-        """level: of vLLM's sleep while the engine rests. 0: it stays awake; 1: weights are kept in
+        """level: of vLLM's sleep. 0: the engine stays awake; 1: weights are kept in
         host memory; 2: they are dropped, and have to be loaded before anything is computed.
         learner: the device that this process's weights come from; transport: the way they go.
         """
@@ -136,9 +136,9 @@ class VLLMEngine:
             for request, n, _, sampled in arrived
         ]
 
-    def wake(self) -> None:
-        """HaltingEngine.wake, by a message of this side."""
-        self._inbox.put(Arrived(0, {"woken": True}))
+    def notify(self) -> None:
+        """HaltingEngine.notify, by a message of this side."""
+        self._inbox.put(Arrived(0, {"notified": True}))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights, or the adapter; keys and values of samples in flight are computed
@@ -244,7 +244,7 @@ class VLLMEngine:
         """Whether samples are in flight."""
         return bool(self._open)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free the memory of devices that a learner shares, unless samples are in flight: until
         weights are loaded, at level 1 also until the next request.
         """
@@ -356,7 +356,7 @@ class VLLMEngine:
             raise process.died()
         if "failed" in message:
             raise process.error(f"failed: {message['failed']}")
-        if "woken" in message:
+        if "notified" in message:
             return
         if "ready" in message:
             self._values[(process.number, -1)] = message["ready"]

@@ -26,8 +26,8 @@ MARGIN = 4  # tokens decoded before a stop string
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model without its weights, as the controller needs it."""
+class SampledModel:
+    """The model that vLLM samples from, without its weights, as the controller needs it."""
 
     skeleton: nn.Module  # on the meta device: names and shapes of the parameters
     tokenizer: Any

@@ -39,7 +39,7 @@ from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm.engine import VLLMEngine
-from postgrad.rollout.vllm.model import Model
+from postgrad.rollout.vllm.model import SampledModel
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
@@ -61,8 +61,8 @@ def read_model(
     max_len: int,
     adapter: LoraSettings | None = None,
     eos_token: Sequence[str] = (),
-) -> Model:
-    """The model without its weights. adapter: see Model. eos_token: see with_ends. Raises
+) -> SampledModel:
+    """The model without its weights. adapter: see SampledModel. eos_token: see with_ends. Raises
     UsageError as load_model does, for weights in MXFP4, and as require_images_sampled.
     """
     config, tokenizer = load_config(path), load_tokenizer(path)
@@ -81,7 +81,7 @@ def read_model(
             f"({', '.join(ends_of(weights))}): vLLM applies it to linear layers alone; use "
             '"merged"'
         )
-    return Model(meta, tokenizer, eos, dtype, max_len, adapter, reader)
+    return SampledModel(meta, tokenizer, eos, dtype, max_len, adapter, reader)
 
 
 def require_images_sampled(config: Any, path: str) -> None:
@@ -124,7 +124,7 @@ def sizes_of(
 def start(
     path: str,
     settings: RolloutSettings,
-    model: Model,
+    model: SampledModel,
     sizes: EngineSizes,
     *,
     device: torch.device,
@@ -171,7 +171,7 @@ def start(
     return engine
 
 
-def _require_on_cpu(sleep: bool | None, model: Model) -> None:
+def _require_on_cpu(sleep: bool | None, model: SampledModel) -> None:
     """Raises UsageError for what vLLM cannot do without a GPU."""
     if sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
@@ -188,7 +188,7 @@ def _require_on_cpu(sleep: bool | None, model: Model) -> None:
         )
 
 
-def _recording(model: Model, *, cpu: bool) -> Model:
+def _recording(model: SampledModel, *, cpu: bool) -> SampledModel:
     """The model, whose samples come with experts. Raises UsageError for a dense one."""
     if cpu:  # vLLM 0.32: "AuxOutput Connector requires Model Runner V2", which "requires Triton"
         raise UsageError(
@@ -214,7 +214,7 @@ def _sleep_level(stated: bool | None, *, shares: bool, base: bool) -> int:
 def _start_message(
     path: str,
     settings: RolloutSettings,
-    model: Model,
+    model: SampledModel,
     sizes: EngineSizes,
     *,
     cpu: bool,
@@ -247,7 +247,7 @@ def _start_message(
     )
 
 
-def more_positions(path: str, model: Model) -> dict[str, Any]:
+def more_positions(path: str, model: SampledModel) -> dict[str, Any]:
     """What vLLM reads in place of the model's config, so that it has positions for the longest
     sequence; {}: it has them.
 

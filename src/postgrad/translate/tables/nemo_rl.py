@@ -194,7 +194,7 @@ RULES: dict[str, Rule] = {
         "generation_batch_size logprob_batch_size logprob_chunk_size",
         needless(common.CUT_BY_TOKENS),
     ),
-    "policy.offload_optimizer_for_logprob": learning.rests,
+    "policy.offload_optimizer_for_logprob": learning.offload_while_sampling,
     "policy.make_sequence_length_divisible_by": needless(common.PACKED),
     "policy.refit_buffer_size_gb": needless(places.WAY),
     **family(

@@ -225,7 +225,7 @@ RULES: dict[str, Rule] = {
     "ds.zpg": missing_above_1(common.HPZ),
     "ds.overlap_comm": missing("torch's FSDP decides which transfers overlap with computing"),
     "ds.grad_accum_dtype": missing("gradients are summed in float32"),
-    "ds.enable_sleep": learning.rests,
+    "ds.enable_sleep": learning.offload_while_sampling,
     "ds.ring_attn_head_stride": missing("ranks of learner.context_parallel exchange keys and "
                                         "values in one way"),
     **family("ds.", "use_universal_ckpt value_head_prefix", needless("DeepSpeed's own")),

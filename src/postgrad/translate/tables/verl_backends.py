@@ -39,7 +39,7 @@ def router_replay(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine.
-    **family("", "param_offload optimizer_offload", learning.rests),
+    **family("", "param_offload optimizer_offload", learning.offload_while_sampling),
     **family("", "offload_policy fsdp_offload enable_fsdp_offload", learning.offload),
     **family(
         "",
@@ -78,11 +78,11 @@ TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine
     "router_replay.mode": router_replay,
     "vpp": missing_above_1(_PIPELINE),
     **family("", "qat qat.* override_config override_config.*", missing(_EIGHT)),
-    "grad_offload": learning.rests,
+    "grad_offload": learning.offload_while_sampling,
 }  # fmt: skip
 
 MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
-    **family("", "param_offload optimizer_offload grad_offload", learning.rests),
+    **family("", "param_offload optimizer_offload grad_offload", learning.offload_while_sampling),
     "pipeline_model_parallel_size": missing_above_1(_PIPELINE),
     "expert_tensor_parallel_size": missing_above_1("an expert is on one rank as a whole"),
     "sequence_parallel": needless("learner.tensor_parallel divides norms and residuals as well"),

@@ -114,7 +114,7 @@ function timeline(run, many) {
   );
 }
 
-/** Seconds of a phase that the run's plan foresaw, NaN where it had none. */
+/** Seconds of a phase that the run's plan estimates, NaN where it had none. */
 function foreseenOf(run, name) {
   return median(run.column(`foreseen/${name}_seconds`));
 }
@@ -135,7 +135,7 @@ function phaseTable(run, phases) {
   const whole = sums.reduce((a, b) => a + b, 0);
   const plan = run.names().some((name) => name.startsWith("foreseen/"));
   const foreseen = (name) => (plan ? [seconds(foreseenOf(run, name))] : []);
-  const columns = [{ name: "phase" }, ...["in all", "share", "a step, median", ...(plan ? ["foreseen"] : [])].map((name) => ({ name, number: true }))];
+  const columns = [{ name: "phase" }, ...["in all", "share", "a step, median", ...(plan ? ["estimated"] : [])].map((name) => ({ name, number: true }))];
   const rows = [...phases].map(([name, list], i) => [
     h("span", { className: `key p${i % 6}` }, name),
     seconds(sums[i]),
@@ -159,5 +159,5 @@ function memoryPlan(run) {
     Object.entries(held).map(([what, of]) => [role, what, ...names.map((name) => (of[name] ? bytes(of[name]) : ""))]),
   );
   rows.push(["sum", "", ...names.map((name) => bytes(phases[name]))]);
-  return h("details", {}, h("summary", {}, `What the plan foresaw in memory: ${run.name}`), table(`Foreseen memory of ${run.name}`, columns, rows, { hidden: true }));
+  return h("details", {}, h("summary", {}, `What the plan estimates of memory: ${run.name}`), table(`Estimated memory of ${run.name}`, columns, rows, { hidden: true }));
 }

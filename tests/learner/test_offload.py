@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers.rank_cases import Case, algorithm, experience, learner
 from helpers.ranks import run_ranks
-from postgrad.learner import eight_bits, resting
+from postgrad.learner import eight_bits, offload
 from postgrad.learner.learner import Learner
 from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.update import Update
@@ -43,7 +43,7 @@ ON_RANKS = [
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting, "frees", lambda device: True)
+    monkeypatch.setattr(offload, "frees_device_memory", lambda device: True)
     monkeypatch.setattr(eight_bits, "SMALLEST", 256)
 
 
@@ -75,9 +75,9 @@ def copied(one: Learner[Any]) -> dict[str, Tensor]:
     }
 
 
-def leave(one: Learner[Any], stays: Any) -> None:
-    assert one.resting is not None
-    one.resting.leave(stays)
+def leave(one: Learner[Any], keep: Any) -> None:
+    assert one.offload is not None
+    one.offload.offload(keep)
 
 
 def said(one: Learner[Any], case: Case) -> Tensor:
@@ -103,11 +103,11 @@ def steps(one: Learner[Any], case: Case) -> list[dict[str, Tensor]]:
         drawn = experience(case, number)
         result = one.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
         outputs = torch.from_numpy(result.outputs.copy())
-        if one.resting is not None:
+        if one.offload is not None:
             leave(one, "weights")
         probe = said(one, case)
         whole = {name: tensor.clone() for name, tensor in one.hub_weights()}
-        if one.resting is not None:
+        if one.offload is not None:
             leave(one, "nothing")
         found.append({"before": before, "outputs": outputs, "probe": probe, **whole, **copied(one)})
     return found
@@ -123,7 +123,7 @@ def compare(ranks: Ranks, case: Case, settings: dict[str, Any]) -> None:
 
 
 def compare_all(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
-    resting.frees = lambda device: True
+    offload.frees_device_memory = lambda device: True
     for case in cases:
         compare(ranks if case.grid is None else ranks.arranged(case.grid), case, {})
 
@@ -194,12 +194,12 @@ def test_a_checkpoint_is_read_into_a_learner_that_rests() -> None:
 
 
 def test_without_the_setting_it_stays() -> None:
-    assert learner(Case("none"), Ranks()).resting is None
+    assert learner(Case("none"), Ranks()).offload is None
 
 
 def test_on_a_cpu_it_stays_whatever_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert learner(Case("none"), Ranks(), offload="sampling").resting is None
+    assert learner(Case("none"), Ranks(), offload="sampling").offload is None
 
 
 def test_an_adapter_off_and_on_again_reads_the_same_frozen_weights() -> None:

@@ -31,7 +31,9 @@ class CopyCosts(Protocol):
         ...
 
 
-def leaving(recipe: Recipe, role: PlannedRole, places: EnginePlaces | None) -> frozenset[str]:
+def offloaded_purposes(
+    recipe: Recipe, role: PlannedRole, places: EnginePlaces | None
+) -> frozenset[str]:
     """Purposes of the role's lines that leave its card while an engine samples there; none: all
     stay. places: of an engine that works on the card too.
     """
@@ -41,11 +43,11 @@ def leaving(recipe: Recipe, role: PlannedRole, places: EnginePlaces | None) -> f
     rollout = recipe.rollout_settings
     if rollout is None or role.name != "policy" or places.apart:
         return STATE | MASTERS | COMPUTING
-    reads_masters = engine_width(rollout, role, cpu=False) == FLOAT32  # LocalFleet.rest
+    reads_masters = engine_width(rollout, role, cpu=False) == FLOAT32  # LocalFleet.free_memory
     return STATE if reads_masters else STATE | MASTERS
 
 
-def rested(
+def offloaded_lines(
     lines: Sequence[MemoryLine], purposes: frozenset[str], *, asked: bool
 ) -> Iterator[MemoryLine]:
     """The lines of a role whose `purposes` leave its card. asked: another role computes with its
@@ -112,26 +114,26 @@ def host_share(
 ) -> HostShare:
     """Of all learners on the policy's ranks together."""
     total = copied = 0
-    for role, line in _leaving(recipe, roles, costs.sharing, places):
+    for role, line in _offloaded(recipe, roles, costs.sharing, places):
         size = max(line.bytes.values())
         total += size
         copied += size if line.purpose == "weights" and role.model.lora is not None else 2 * size
     return HostShare(total, costs.copies(copied))
 
 
-def left_at_start(
+def offloaded_at_start(
     recipe: Recipe, roles: Sequence[PlannedRole], sharing: Sharing, places: EnginePlaces
 ) -> int:
     """Bytes that learners have loaded on a GPU and left before the engine starts there."""
-    lines = (line for _, line in _leaving(recipe, roles, sharing, places))
+    lines = (line for _, line in _offloaded(recipe, roles, sharing, places))
     return sum(line.bytes.get("load", 0) for line in lines)
 
 
-def _leaving(
+def _offloaded(
     recipe: Recipe, roles: Sequence[PlannedRole], sharing: Sharing, places: EnginePlaces
 ) -> Iterator[tuple[PlannedRole, MemoryLine]]:
     for role in roles:
-        purposes = leaving(recipe, role, places)
+        purposes = offloaded_purposes(recipe, role, places)
         for line in held(role, width(role.model.dtype, cpu=False), sharing, cpu=False):
             if line.purpose in purposes:
                 yield role, line

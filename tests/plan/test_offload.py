@@ -54,9 +54,9 @@ def test_beside_the_built_in_engine_in_one_process_the_weights_that_it_reads_sta
 
 def test_the_copies_of_a_step_go_over_the_link_to_the_host_once_each_way() -> None:
     stays, leaves = (planned(colocated(*more), "8xH100") for more in ((), SAMPLING))
-    share = leaves.timing.resting
-    assert stays.timing.resting is not None
-    assert stays.timing.resting.bytes == 0
+    share = leaves.timing.offload
+    assert stays.timing.offload is not None
+    assert stays.timing.offload.bytes == 0
     assert share is not None
     assert share.bytes == pytest.approx(WEIGHTS * 12 / 8, rel=1e-6)
     more = {
@@ -76,11 +76,11 @@ def test_frozen_weights_under_an_adapter_go_one_way() -> None:
         rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2", lora=True), [*ON_THE_RANKS, *SAMPLING]
     )
     found = planned(recipe, "2xH100")
-    share, policy = found.timing.resting, found.roles[0]
+    share, policy = found.timing.offload, found.roles[0]
     assert share is not None
     adapter = policy.trained * 12 // 2  # float32, and moments
     assert share.bytes == pytest.approx(2 * WEIGHTS + adapter, rel=1e-6)
-    both = found.timing.resting.seconds / (2 * WEIGHTS + 2 * adapter)  # type: ignore[union-attr]
+    both = found.timing.offload.seconds / (2 * WEIGHTS + 2 * adapter)  # type: ignore[union-attr]
     link = found.hardware.device.host_bytes_per_second
     assert both >= 1 / link
     assert both < 2 / link

@@ -1,4 +1,4 @@
-"""The forecast of a run beside its measurements, in plan.json, metrics.jsonl and summary.json."""
+"""The estimates of a run beside its measurements, in plan.json, metrics.jsonl and summary.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from postgrad.plan.page import Page, TableRows
 from postgrad.plan.plan import (
     Facts,
     Outlook,
-    foreseen_columns,
+    estimated_columns,
     outlook,
     phase_bytes,
     phase_seconds,
@@ -34,28 +34,28 @@ COLUMNS = ("", "estimated s", "measured s", "estimated GB", "measured GB")  # of
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """The forecast by phase, such as "train". Empty where no plan could be made."""
+class Estimates:
+    """What a plan estimates by phase, such as "train". Empty where no plan could be made."""
 
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
     bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
     kind: str = "memory"  # of these bytes: "reserved" on a GPU
 
     @classmethod
-    def of(cls, outlook: Outlook) -> "Foreseen":
-        """The forecast of a plan, by the phase names of metrics.jsonl."""
+    def of(cls, outlook: Outlook) -> "Estimates":
+        """The estimates of a plan, by the phase names of metrics.jsonl."""
         kind = "memory" if outlook.hardware.device.is_cpu else "reserved"
         return cls(phase_seconds(outlook), phase_bytes(outlook), kind)
 
     @property
     def columns(self) -> Mapping[str, float]:
-        """The columns that each line of metrics.jsonl has of the forecast."""
-        return foreseen_columns(self.seconds, self.bytes, self.kind)
+        """The columns that each line of metrics.jsonl has of the estimates."""
+        return estimated_columns(self.seconds, self.bytes, self.kind)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
     ) -> dict[str, dict[str, float]]:
-        """Forecast and measurement by phase, as far as they are known: the median of the steps'
+        """Estimate and measurement by phase, as far as they are known: the median of the steps'
         seconds, the most bytes of any step.
 
         lines: of metrics.jsonl. peaks: columns of the process, for phases that are in no step.
@@ -75,7 +75,7 @@ class Foreseen:
         return by_phase
 
 
-def foresee(
+def estimate(
     directory: RunDirectory,
     recipe: Recipe,
     choices: Choices,
@@ -84,9 +84,9 @@ def foresee(
     after: int,
     steps: int,
     held: int | None,
-) -> Foreseen:
-    """Plans the run as it continues after step `after`, and appends the forecast to plan.json where
-    it differs from the one before.
+) -> Estimates:
+    """Plans the run as it continues after step `after`, and appends the estimates to plan.json
+    where they differ from those before.
 
     held: resident bytes before the run; None where they are not known. A plan that cannot be made
     stops no run: plan.json and an event say why.
@@ -95,23 +95,23 @@ def foresee(
         update={"steps": steps, "epochs": None, "total_episodes": None}
     )
     entry: dict[str, Any] = {}
-    expected = Foreseen()
+    estimates = Estimates()
     try:
         facts = facts_here(choices, row_lengths(filled))
         entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
         planned = outlook(filled, facts)
         entry |= Page(planned, less_memory(planned, facts)).to_json()
-        expected = Foreseen.of(planned)
+        estimates = Estimates.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
-            expected = replace(
-                expected, bytes={**expected.bytes, "peak": planned.memory.with_held(held)}
+            estimates = replace(
+                estimates, bytes={**estimates.bytes, "peak": planned.memory.with_held(held)}
             )
-    except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
+    except Exception as error:  # noqa: BLE001  # recorded: to run matters more than its plan
         reason = str(error) if isinstance(error, PostgradError) else repr(error)
         entry["problem"] = f"the plan failed: {reason}"
         logs.event("no_plan", entry["problem"])
     _add(directory, entry, after)
-    return expected
+    return estimates
 
 
 def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
@@ -170,7 +170,7 @@ def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
 
 
 def rows(beside: Mapping[str, Mapping[str, float]]) -> TableRows:
-    """The table of `Foreseen.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
+    """The table of `Estimates.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
 
     def cell(of: Mapping[str, float], key: str) -> str:
         if key not in of:

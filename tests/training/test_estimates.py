@@ -10,7 +10,7 @@ from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
-from postgrad.training import foreseen
+from postgrad.training import estimates
 from postgrad.training.start import resume, train
 
 PHASES = {"sft": ["train"], "rl": ["sample", "train", "train/columns", "train/update"]}
@@ -57,7 +57,7 @@ def test_every_step_says_what_was_foreseen_of_each_phase_and_what_was_measured(
         assert of["foreseen_seconds"] == pytest.approx(said, abs=1e-6)
         times = sorted(line[f"{name}_seconds"] for line in metrics[1:])
         assert times[0] <= of["seconds"] <= times[-1]
-    assert len(foreseen.rows(summary["phases"])[0]) == len(foreseen.COLUMNS)
+    assert len(estimates.rows(summary["phases"])[0]) == len(estimates.COLUMNS)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_plan_that_cannot_be_made_stops_no_run_and_says_why(
     def nobody_knows(model: object) -> Any:
         raise UsageError("the shape of it is not known")
 
-    monkeypatch.setattr(foreseen, "shape_of_model", nobody_knows)
+    monkeypatch.setattr(estimates, "shape_of_model", nobody_knows)
     recipe = make_recipe("sft", steps=1)
     summary = train(recipe, console)
     (plan,) = plans(recipe.run_dir)
@@ -101,7 +101,7 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
 ) -> None:
     recipe = make_recipe("sft")
     metrics = [{"train_seconds": s, "train_memory_bytes": 7} for s in (9.0, 1.0, 2.0, 6.0)]
-    of = foreseen.Foreseen({"train": 1.5}, {"train": 5, "load": 3})
+    of = estimates.Estimates({"train": 1.5}, {"train": 5, "load": 3})
     peaks = {"load_memory_bytes": 4, "train_memory_bytes": 8}
     assert of.beside(recipe, metrics, peaks) == {
         "load": {"foreseen_memory_bytes": 3, "memory_bytes": 4},
@@ -115,7 +115,7 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
 
 
 def test_on_a_gpu_the_reserved_bytes_are_beside_the_plans(make_recipe: MakeRecipe) -> None:
-    of = foreseen.Foreseen({}, {"train": 5}, "reserved")
+    of = estimates.Estimates({}, {"train": 5}, "reserved")
     metrics = [{"train_seconds": 1.0, "train_memory_bytes": 7, "train_reserved_bytes": 9}]
     peaks = {"train_memory_bytes": 7, "train_reserved_bytes": 11}
     beside = of.beside(make_recipe("sft"), metrics, peaks)

@@ -16,15 +16,15 @@ from postgrad.parallel.host import HostCopies, HostWeights
 
 # What of a learner stays on its device: all; what a publish reads, so without moments and moving
 # average; what a forward pass reads, so without master weights that only an update reads; nothing.
-Stays = Literal["all", "weights", "computing weights", "nothing"]
+KeptOnDevice = Literal["all", "weights", "computing weights", "nothing"]
 
 
-def frees(device: torch.device) -> bool:
+def frees_device_memory(device: torch.device) -> bool:
     """Whether leaving the device frees memory that an engine can use: a CPU's is the host's."""
     return device.type == "cuda"
 
 
-class Resting:
+class LearnerOffload:
     """Where a learner's tensors are: on its device, or in the host's memory until they are needed.
 
     average: its moving averages by name, which only an update reads, as the optimizer's state.
@@ -37,52 +37,52 @@ class Resting:
         self._optimizer = optimizer
         self._average = average
         self.copies = HostCopies(backbone.device)
-        backbone.bring = self.bring_computing
+        backbone.reload = self.reload_computing
 
-    def leave(self, stays: Stays) -> None:
-        """Frees the device memory of all but what `stays`."""
-        if stays == "all":
+    def offload(self, keep: KeptOnDevice) -> None:
+        """Frees the device memory of all but what `keep` names."""
+        if keep == "all":
             return
-        self.copies.leave((*self._optimizer.held(), *self._average.values()))
-        if stays == "nothing":
+        self.copies.offload((*self._optimizer.held(), *self._average.values()))
+        if keep == "nothing":
             weights = list(self._lm.parameters())
             trained = [weight for weight in weights if weight.requires_grad]
             masters = self._optimizer.master.values()
-            self.copies.leave((*trained, *self._lm.buffers(), *masters))
-            self.copies.leave((w for w in weights if not w.requires_grad), frozen=True)
-        elif stays == "computing weights":
-            self.copies.leave(self._optimizer.master.values(), beside=self._computing())
+            self.copies.offload((*trained, *self._lm.buffers(), *masters))
+            self.copies.offload((w for w in weights if not w.requires_grad), frozen=True)
+        elif keep == "computing weights":
+            self.copies.offload(self._optimizer.master.values(), beside=self._computing())
 
-    def bring_computing(self) -> None:
+    def reload_computing(self) -> None:
         """What a forward pass reads is on the device."""
-        self.copies.come_back(self._computing())
+        self.copies.reload(self._computing())
 
-    def bring_weights(self) -> None:
+    def reload_weights(self) -> None:
         """What a publish reads is on the device: master weights too."""
-        self.bring_computing()
-        self.copies.come_back(self._optimizer.master.values())
+        self.reload_computing()
+        self.copies.reload(self._optimizer.master.values())
 
-    def bring_all(self) -> None:
+    def reload_all(self) -> None:
         """All that an update reads."""
-        self.copies.come_back()
+        self.copies.reload()
 
     def _computing(self) -> Iterator[Tensor]:
         return chain(self._lm.parameters(), self._lm.buffers())
 
 
-def resting_of(
+def offload_of(
     settings: LearnerSettings,
     backbone: Backbone,
     optimizer: MasterOptimizer,
     average: Mapping[str, Tensor],
-) -> Resting | None:
+) -> LearnerOffload | None:
     """For a learner that is to leave its device while an engine samples; None where it stays."""
-    if settings.offload != "sampling" or not frees(backbone.device):
+    if settings.offload != "sampling" or not frees_device_memory(backbone.device):
         return None
-    return Resting(backbone, optimizer, average)
+    return LearnerOffload(backbone, optimizer, average)
 
 
-def rest_on_host(backbone: Backbone) -> None:
+def offload_between_passes(backbone: Backbone) -> None:
     """From now on frozen weights are on their device only while a column is computed."""
     weights, column = HostWeights(backbone.lm), backbone.column
 

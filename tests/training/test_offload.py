@@ -16,8 +16,8 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.fleet import loading
-from postgrad.learner import resting
-from postgrad.learner.resting import Resting
+from postgrad.learner import offload
+from postgrad.learner.offload import LearnerOffload
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.run import Run
@@ -40,22 +40,22 @@ FOLLOWED = {
 def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Makes a CPU count as a device. (what stays, bytes that are away) of every leave."""
     found: list[tuple[str, int]] = []
-    leave, made = Resting.leave, loading._backbone
+    leave, made = LearnerOffload.offload, loading._backbone
 
-    def noted(self: Resting, stays: Any) -> None:
-        leave(self, stays)
+    def noted(self: LearnerOffload, keep: Any) -> None:
+        leave(self, keep)
         if self.copies.nbytes:
-            found.append((stays, self.copies.nbytes))
+            found.append((keep, self.copies.nbytes))
 
     def allocated(model: Any, *rest: Any) -> Any:
         for tensor in (*model.lm.parameters(), *model.lm.buffers()):
             tensor.data = tensor.data.clone()
         return made(model, *rest)
 
-    monkeypatch.setattr(Resting, "leave", noted)
+    monkeypatch.setattr(LearnerOffload, "offload", noted)
     monkeypatch.setattr(loading, "_backbone", allocated)
-    monkeypatch.setattr(resting, "frees", lambda device: True)
-    monkeypatch.setattr(Run, "give_back", lambda self, stays="all": self.fleet.rest(stays))
+    monkeypatch.setattr(offload, "frees_device_memory", lambda device: True)
+    monkeypatch.setattr(Run, "free_memory", lambda self, keep="all": self.fleet.free_memory(keep))
     return found
 
 
