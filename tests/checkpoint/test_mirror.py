@@ -48,8 +48,8 @@ class Saved:
         self.store.save(self._state(step, log_offsets=offsets), self._tensors(step))
 
     def upload(self, mirror: Mirror, step: int) -> int:
-        folder = self.store.root / f"step-{step:06d}"
-        size = self.store.state(step).log_offsets["metrics.jsonl"]
+        folder, state = self.store.place(step)
+        size = state.log_offsets["metrics.jsonl"]
         return mirror.upload(step, folder, {"metrics.jsonl": (self.log, size)})
 
 

@@ -1,10 +1,13 @@
 """Uploads behind the steps: what waits, what fails, and what the end of a run says of it."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from helpers.failing_store import FailingStore
@@ -18,6 +21,7 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.tools.checkpoints import checkpoints
 from postgrad.training import mirroring
 from postgrad.training.mirroring import Uploader
+from postgrad.training.run import StopSignals
 from postgrad.training.sft import SFTJob
 from postgrad.training.start import train
 
@@ -107,6 +111,36 @@ class SlowStore(FailingStore):
         return super().open(path, mode, **kwargs)
 
 
+@pytest.fixture
+def slow() -> Iterator[str]:
+    """The URL of a mirror whose uploads wait for `SlowStore.go_on`."""
+    fsspec.register_implementation("slow", SlowStore, clobber=True)
+    SlowStore.reset()
+    SlowStore.go_on.clear()
+    yield "slow://bucket/run"
+    SlowStore.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "mirror":  # it was given up, and goes on
+            thread.join()
+
+
+def test_ctrl_c_gives_up_the_last_upload_and_the_run_says_so(
+    slow: str, make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, waits = StopSignals.pause, [0]
+
+    def pause(self: StopSignals, seconds: float) -> bool:
+        waits[0] += 1
+        if waits[0] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, seconds)
+
+    monkeypatch.setattr(StopSignals, "pause", pause)
+    recipe = make_recipe("sft", steps=1, checkpoint={**SAVES, "mirror": slow})
+    assert train(recipe, console)["mirror"] == {"url": slow, "step": None, "behind": True}
+    assert waits[0] in (3, 4)
+
+
 @pytest.mark.parametrize(
     ("more", "steps"),
     [({}, [4]), ({"keep_steps": 2}, [2, 4]), ({"best_metric": "eval/reward"}, None)],
@@ -114,6 +148,7 @@ class SlowStore(FailingStore):
 def test_a_newer_checkpoint_takes_the_place_of_one_that_waits(
     more: dict[str, Any],
     steps: list[int] | None,
+    slow: str,
     make_recipe: MakeRecipe,
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,15 +156,9 @@ def test_a_newer_checkpoint_takes_the_place_of_one_that_waits(
     """The first one is uploaded whole, though the disk keeps one and three were saved since. What
     is never removed is uploaded too.
     """
-    import fsspec
-
-    fsspec.register_implementation("slow", SlowStore, clobber=True)
-    SlowStore.reset()
-    SlowStore.go_on.clear()
-    url = "slow://bucket/run"
     evaluated = {"every": 1} if "best_metric" in more else {}
     recipe = make_recipe(
-        "sft", steps=4, checkpoint={**SAVES, "mirror": url, **more}, eval=evaluated
+        "sft", steps=4, checkpoint={**SAVES, "mirror": slow, **more}, eval=evaluated
     )
     seen: list[list[int]] = []
     whole = Uploader.offer
@@ -146,7 +175,7 @@ def test_a_newer_checkpoint_takes_the_place_of_one_that_waits(
     wanted = steps or sorted({summary["best"]["step"], 4})
     uploaded = [event["step"] for event in events(recipe, "mirrored")]
     assert uploaded == [1, 4, *(step for step in wanted if step not in (1, 4))]
-    assert Mirror(url).steps() == wanted
+    assert Mirror(slow).steps() == wanted
     assert summary["mirror"]["step"] == 4
 
 

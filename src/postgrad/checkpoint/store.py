@@ -199,14 +199,14 @@ class CheckpointStore:
             for step, path in paths.items()
         ]
 
-    def state(self, step: int) -> RunState:
-        """The state of a checkpoint, without samples under way; hashes are not checked. Raises
-        Damaged where it cannot be read.
+    def place(self, step: int) -> tuple[Path, RunState]:
+        """The folder of a checkpoint and its state, without samples under way; hashes are not
+        checked. Raises Damaged where there is none, or the state cannot be read.
         """
         paths = files.steps_in(self.root)
         if step not in paths:
             raise Damaged(f"{self.root} has no checkpoint of step {step} any more")
-        return _read_state(paths[step])
+        return paths[step], _read_state(paths[step])
 
     @property
     def best_metric(self) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from postgrad.checkpoint import files
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.mirror import Mirror, Owner, TakenOver
 from postgrad.checkpoint.state import RunState
@@ -143,26 +142,27 @@ class Uploader:
         another was under way; removes from the mirror what the run does not keep.
         """
         store = self._run.store
-        state = store.state(step)
-        self._upload(step, state)
+        state = self._upload(step)
         self._uploaded = step
         kept = store.kept_in_mirror(state, self._mirror.steps())
         for old in reversed(store.never_removed(state)):
             if not self._is_pressed and old < step and old not in kept:
-                self._upload(old, store.state(old))
+                self._upload(old)
                 kept.add(old)
         self._record = replace(self._record, steps=tuple(sorted(kept)))
         self._record.write(self._run.directory)
         self._mirror.prune(kept)
 
-    def _upload(self, step: int, state: RunState) -> None:
+    def _upload(self, step: int) -> RunState:
+        """Uploads one checkpoint with its files; returns its state."""
         began = time.perf_counter()
-        folder = files.steps_in(self._run.store.root)[step]
+        folder, state = self._run.store.place(step)
         beside_it = dict(files_of(self._run.directory, state.log_offsets))
         sent = self._mirror.upload(step, folder, beside_it)
         seconds = round(time.perf_counter() - began, 4)
         numbers = {"step": step, "upload_seconds": seconds, "size_bytes": sent}
         self._run.logs.event("mirrored", f"step {step}", **numbers)
+        return state
 
     def _tell(self, step: int, error: Exception) -> None:
         self._is_lost = isinstance(error, TakenOver)
