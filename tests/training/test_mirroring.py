@@ -182,7 +182,7 @@ def test_a_newer_checkpoint_takes_the_place_of_one_that_waits(
 def test_a_process_that_was_replaced_trains_on_and_says_so_once(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = make_recipe("sft", checkpoint={**SAVES, "mirror": URL})
+    recipe = make_recipe("sft", steps=5, checkpoint={**SAVES, "mirror": URL})
     whole = SFTJob.step
 
     def step(self: Any, state: Any) -> Any:
@@ -194,8 +194,10 @@ def test_a_process_that_was_replaced_trains_on_and_says_so_once(
     summary = train(recipe, console)
     [event] = events(recipe, "mirror_failed")
     assert "another process has continued the run" in event["message"]
-    assert summary["steps"] == 3
+    assert summary["steps"] == 5
     assert summary["mirror"]["behind"]
+    kept = sorted(path.name for path in (Path(recipe.run_dir) / "checkpoints").glob("step-*"))
+    assert kept == ["step-000005"]  # nothing is held for uploads that never come
 
 
 def test_the_table_of_checkpoints_and_the_start_name_the_mirror(

@@ -65,12 +65,17 @@ class Uploader:
         """Has a committed checkpoint uploaded soon; it takes the place of another that waits. Until
         that has ended it is not removed from the disk.
         """
+        held = self._run.store.held
         with self._changing:
+            self._offered = step
+            if self._is_lost:
+                held.clear()
+                return
             if self._waiting is not None:
-                self._run.store.held.discard(self._waiting)
-            self._run.store.held.add(step)
-            self._waiting = self._offered = step
-            if self._busy or self._is_lost:
+                held.discard(self._waiting)
+            held.add(step)
+            self._waiting = step
+            if self._busy:
                 return
             self._busy = True
         threading.Thread(target=self._work, name="mirror", daemon=True).start()
