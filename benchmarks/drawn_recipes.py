@@ -33,7 +33,7 @@ NOT_DRAWN = {
     "learner": "ranks threads sharding offload shard_groups tensor_parallel context_parallel "
     "expert_parallel",
     "rollout": "type vllm openai source replay_path schedule schedule_path",
-    "checkpoint": "ckpt_path push_to_hub push_private save_minutes",
+    "checkpoint": "ckpt_path mirror push_to_hub push_private save_minutes",
     "observe": "loggers",
     "eval": "sets",
     "sentinels": "stall",

@@ -3,6 +3,7 @@ stands is whole, and the run that goes on ends with the bits of one that was nev
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,9 +36,9 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def start(recipe: Path, run: Path) -> subprocess.Popen[bytes]:
+def start(recipe: Path, run: Path, *more: str) -> subprocess.Popen[bytes]:
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    words = ["train", str(recipe), "--run_dir", str(run), "--steps", "12", "--quiet"]
+    words = ["train", str(recipe), "--run_dir", str(run), "--steps", "12", "--quiet", *more]
     return subprocess.Popen(
         [sys.executable, "-c", CALL, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -117,3 +118,23 @@ def test_whoever_is_killed_in_a_save_the_run_that_goes_on_ends_with_the_same_bit
             assert store.load().skipped == ()
     ends_well(start(recipe, run))
     assert fingerprint(run) == wanted
+
+
+def test_ranks_whose_machine_is_lost_go_on_from_the_mirror_with_the_same_bits(
+    recipe: Path, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "mirror"
+    mirror = ("--checkpoint.mirror", folder.as_uri())
+    process = start(recipe, run, *mirror)
+    while process.poll() is None and not any(folder.glob("checkpoints/*/manifest.json")):
+        time.sleep(0.01)
+    ranks = ranks_of(process)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -9
+    psutil.wait_procs(ranks, timeout=60.0)
+    shutil.rmtree(run)
+    ends_well(start(recipe, run, *mirror))
+    assert fingerprint(run) == wanted
+    assert '"restored"' in (run / "events.jsonl").read_text("utf-8")
+    [newest] = folder.glob("checkpoints/step-000012")
+    assert sum(".rank-" in path.name for path in newest.iterdir()) == 4

@@ -48,6 +48,13 @@ def test_flags_are_for_one_stage_for_all_or_for_the_pipeline(folder: Path) -> No
     assert pipeline.ask == 1
 
 
+def test_each_stage_has_a_mirror_of_its_own(folder: Path) -> None:
+    told = refused(folder, "--checkpoint.mirror", "s3://bucket/p/")
+    assert told.startswith("rl.toml: checkpoint.mirror = 's3://bucket/p' is the mirror of sft too")
+    pipeline = load_pipeline(folder, ["--sft.checkpoint.mirror", "s3://bucket/p"])
+    assert [stage.recipe.checkpoint.mirror for stage in pipeline.stages] == ["s3://bucket/p", ""]
+
+
 def test_a_stage_starts_from_the_model_of_an_earlier_one(folder: Path) -> None:
     recipe = with_models(load_pipeline(folder).stages[1].recipe, {"sft": "runs/p/sft/model"})
     assert isinstance(recipe, RLRecipe)

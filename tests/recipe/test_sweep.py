@@ -84,6 +84,7 @@ def test_lists_as_values_are_cut_at_the_right_commas(values: list[list[int]]) ->
         (["steps=1,2", "epochs=1,2"], (), "state one quantity"),
         (["run_dir=a,b"], (), "the sweep chooses it"),
         (["seed=1,2"], ("--checkpoint.ckpt_path", "x"), "all runs of the sweep would write there"),
+        (["seed=1,2"], ("--checkpoint.mirror", "s3://a/b"), "all runs of the sweep would write"),
         ([f"seed={','.join(map(str, range(300)))}"], (), "makes 300 runs, and 256 is the most"),
     ],
 )

@@ -234,6 +234,17 @@ def test_a_model_that_both_would_push_is_told(
     assert Run(tmp_path / "fork").recipe.checkpoint.push_to_hub == "me/model"
 
 
+def test_a_fork_does_not_write_to_the_mirror_of_its_source(
+    make_recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe("rl", checkpoint={"mirror": "s3://bucket/run"})
+    run = SavedRun.create(tmp_path / "run", recipe, steps=1)
+    fork(run.path, "latest", tmp_path / "fork", Console("plain"))
+    shown = capsys.readouterr()
+    assert "checkpoint.mirror is left out" in shown.out + shown.err
+    assert Run(tmp_path / "fork").recipe.checkpoint.mirror == ""
+
+
 def test_of_damaged_latest_checkpoints_the_newest_good_one_is_forked(
     run: SavedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

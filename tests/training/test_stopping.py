@@ -22,6 +22,8 @@ from postgrad.training.rl import RLJob
 from postgrad.training.run import Stop, Stopped, StopSignals
 from postgrad.training.start import resume, train
 
+WAITING = "room is given up", "room is still waited for"  # what a person is told
+
 
 @pytest.fixture(autouse=True)
 def terminal() -> Iterator[None]:
@@ -143,27 +145,27 @@ def test_an_answer_says_what_happens_and_what_stands() -> None:
 
 def test_in_a_wait_for_room_ctrl_c_or_a_second_signal_gives_up() -> None:
     answers: list[str] = []
-    with StopSignals(30, answers.append) as stop, stop.waiting():
+    with StopSignals(30, answers.append) as stop, stop.waiting(*WAITING):
         ask(signal.SIGHUP)
         ask(signal.SIGHUP)
         assert stop.pause(0.0)
         ask(signal.SIGTERM)
         assert not stop.pause(3600.0)
-    with StopSignals(30, answers.append) as stop, stop.waiting():
+    with StopSignals(30, answers.append) as stop, stop.waiting(*WAITING):
         ask(signal.SIGINT)
         assert not stop.pause(3600.0)
     with StopSignals(30, answers.append) as stop:
-        with stop.waiting():
+        with stop.waiting(*WAITING):
             ask()
             while len(answers) < 4:  # a thread of its own answers
                 assert stop.pause(0.01)
         with pytest.raises(KeyboardInterrupt):  # the wait is over
             ask()
     assert answers == [
-        "SIGHUP: the run stops when its last save has found room; a second signal gives it up",
+        "SIGHUP: room is still waited for",
         "SIGTERM again: the run stops at once; the last checkpoint is kept",
-        "Ctrl-C: the run waits no longer for room; steps after its last checkpoint are lost",
-        "SIGTERM: the run stops when its last save has found room; a second signal gives it up",
+        "Ctrl-C: room is given up",
+        "SIGTERM: room is still waited for",
         "SIGTERM again: the run stops at once; the last checkpoint is kept",
     ]
 

@@ -139,6 +139,22 @@ def test_a_value_that_is_no_number_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("folder", "mirror"),
+    [("gs://bucket/states", "gs://bucket/states"), ("/weka/states", "file:///weka/states")],
+)
+def test_a_folder_that_checkpoints_are_copied_to_is_taken_over(folder: str, mirror: str) -> None:
+    words = ["grpo", "--model_name_or_path", "org/base", "--dataset_mixer_list", "org/rows", "1.0"]
+    found = translate("open-instruct", [*words, "--gs_checkpoint_state_dir", folder])
+    assert found.recipe["checkpoint"]["mirror"] == mirror
+    verl = ["ppo", "actor_rollout_ref.model.path=org/base", "data.train_files=rows.parquet"]
+    found = translate("verl", [*verl, f"trainer.default_hdfs_dir={folder}"])
+    assert found.recipe["checkpoint"]["mirror"] == mirror
+    found = translate("verl", [*verl, "trainer.default_hdfs_dir=states"])
+    assert "trainer.default_hdfs_dir" in {option.name for option in found.draft.missing}
+    assert "mirror" not in translate("verl", verl).recipe["checkpoint"]
+
+
+@pytest.mark.parametrize(
     ("words", "saved", "revision"),
     [
         ("trl sft --model_revision v1 --push_to_hub --output_dir out/mine", "mine", "v1"),

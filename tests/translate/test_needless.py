@@ -164,7 +164,7 @@ REASONS = {
         data.pad_mode data.return_full_prompt data.return_multi_modal_inputs
         data.return_raw_chat data.return_raw_input_ids data.tools_key data.use_shm
         data.val_batch_size data.validation_shuffle data.video_key trainer.balance_batch
-        trainer.default_hdfs_dir trainer.del_local_ckpt_after_load trainer.device
+        trainer.del_local_ckpt_after_load trainer.device
         trainer.esi_redundant_time trainer.experiment_name trainer.log_val_generations
         trainer.logger trainer.max_critic_ckpt_to_keep trainer.n_gpus_per_node
         trainer.nnodes trainer.profile_interval trainer.profile_steps trainer.project_name

@@ -5,6 +5,7 @@ and range. A file that passes needs no further check. The check changes nothing:
 as it was read, to the bit.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -66,6 +67,50 @@ class ManifestSchema(Open):
     step: Count
     files: dict[str, EntrySchema]
     versions: dict[str, str]
+
+
+def _inside(name: str) -> str:
+    if not all(re.fullmatch(PLAIN_NAME, part) and _plain(part) for part in name.split("/")):
+        raise ValueError(f"{shown(name)} leads out of the run's directory")
+    return name
+
+
+PieceName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class MirrorSchema(Open):
+    """mirror.json of a mirror."""
+
+    written_by: Literal["postgrad"]
+    format: Literal[1]
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    recipe: dict[str, Any]
+
+
+class MirroredFileSchema(Open):
+    """A file in pieces, all but the last of the table's `piece_bytes`."""
+
+    size: Count
+    pieces: list[PieceName]
+
+
+class TableSchema(Open):
+    """A table of a mirror: the files beside a checkpoint, by their paths in the run directory."""
+
+    written_by: Literal["postgrad"]
+    format: Literal[1]
+    step: Count
+    piece_bytes: Size
+    files: dict[Annotated[str, AfterValidator(_inside)], MirroredFileSchema]
+
+
+class RecordSchema(Open):
+    """mirror.json of a run directory."""
+
+    url: str
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    writer: str
+    steps: list[Count]
 
 
 class CursorSchema(Strict):

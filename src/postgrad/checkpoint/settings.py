@@ -1,8 +1,9 @@
 """The [checkpoint] section of a recipe."""
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.settings import Settings
 
@@ -21,6 +22,9 @@ class CheckpointSettings(Settings):
     keep_steps: int = Field(default=0, ge=0)  # those of multiples of it are never removed; 0: none
     load_checkpoint: bool = True  # continue where run_dir already holds this run
     ckpt_path: str | None = None  # default: run_dir/checkpoints
+    # A folder in an object store, "s3://bucket/folder" or any other URL that fsspec opens: each
+    # checkpoint is uploaded there, with logs and all else that another machine resumes from.
+    mirror: str = ""
     best_metric: str | None = None  # such as "eval/accuracy"
     best_mode: Literal["max", "min"] = "max"  # whether more is better, or less
     early_stop: int = Field(default=0, ge=0)  # evaluations without a better one; 0: never
@@ -53,12 +57,28 @@ class CheckpointSettings(Settings):
             )
         return self
 
+    @field_validator("mirror")
+    @classmethod
+    def _plain_url(cls, mirror: str) -> str:
+        if not mirror:
+            return mirror
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s?#]+", mirror) or "::" in mirror:
+            raise ValueError(
+                "a URL of a folder is expected, such as s3://bucket/folder or file:///folder"
+            )
+        if re.match(r"[^/]+://[^/]*:[^/]*@", mirror):
+            raise ValueError(
+                "a password in it would be in every recipe.json: leave it to the environment, or "
+                "to the configuration file of the package that opens the URL"
+            )
+        return mirror
+
     def most_kept(self, steps: int) -> int:
         """How many checkpoints a run of `steps` steps keeps at a time, at most: the newest, the
-        best, and those that are never removed.
+        best, those that are never removed, and the one that is being uploaded.
         """
         always = steps // self.keep_steps if self.keep_steps else 0
-        return self.max_ckpt_num + (self.best_metric is not None) + always
+        return self.max_ckpt_num + (self.best_metric is not None) + always + bool(self.mirror)
 
     @model_validator(mode="after")
     def _model_to_push(self) -> Self:

@@ -95,6 +95,7 @@ class CheckpointStore:
     def __init__(self, root: Path, settings: CheckpointSettings) -> None:
         self.root = root
         self._settings = settings
+        self.held: set[int] = set()  # steps that are not removed now: they are being uploaded
 
     def save(
         self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]], *, best: bool = False
@@ -169,7 +170,7 @@ class CheckpointStore:
             steps = ", ".join(map(str, paths)) or "none"
             raise RunError(f"{self.root} has no checkpoint of step {step}; there are: {steps}")
         try:
-            return _read(paths[step], step)
+            return read_checkpoint(paths[step], step)
         except Damaged as error:
             raise RunError(f"the checkpoint of step {step} is damaged: {error}") from error
 
@@ -180,7 +181,7 @@ class CheckpointStore:
         paths = files.steps_in(self.root)
         for step, path in paths.items():
             try:
-                good[step] = _read(path, step).state
+                good[step] = read_checkpoint(path, step).state
             except Damaged as error:
                 problems[step] = str(error)
         latest = max(good, default=None)
@@ -197,6 +198,15 @@ class CheckpointStore:
             )
             for step, path in paths.items()
         ]
+
+    def place(self, step: int) -> tuple[Path, RunState]:
+        """The folder of a checkpoint and its state, without samples under way; hashes are not
+        checked. Raises Damaged where there is none, or the state cannot be read.
+        """
+        paths = files.steps_in(self.root)
+        if step not in paths:
+            raise Damaged(f"{self.root} has no checkpoint of step {step} any more")
+        return paths[step], _read_state(paths[step])
 
     @property
     def best_metric(self) -> str | None:
@@ -227,7 +237,7 @@ class CheckpointStore:
         skipped: list[str] = []
         for step, path in reversed(files.steps_in(self.root).items()):
             try:
-                return replace(_read(path, step), skipped=tuple(skipped)), skipped
+                return replace(read_checkpoint(path, step), skipped=tuple(skipped)), skipped
             except Damaged as error:
                 skipped.append(f"the checkpoint of step {step} is damaged and skipped: {error}")
         return None, skipped
@@ -279,10 +289,23 @@ class CheckpointStore:
             if step is not None and step != files.named(self.root / name):
                 write_text(self.root / name, f"{paths[step].name}\n")
         ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
-        keep = {step for step in (latest, best) if step is not None}
-        keep |= {step for step in ours if self._keeps(step)}
-        for step in surplus(ours, self._settings.max_ckpt_num, keep):
+        for step in self._surplus(ours, {latest, best} | self.held):
             files.discard(ours[step], step)
+
+    def kept_in_mirror(self, newest: RunState, steps: Iterable[int]) -> set[int]:
+        """Which of the `steps` that a mirror has stay there. newest: the state of the newest."""
+        steps = set(steps)
+        best = newest.best.step if newest.best else None
+        return steps - set(self._surplus(steps, {newest.step, best}))
+
+    def never_removed(self, newest: RunState) -> list[int]:
+        """Steps here that are kept however old they are: the best one, and those of keep_steps."""
+        best = newest.best.step if newest.best else None
+        return [step for step in self.steps() if step == best or self._keeps(step)]
+
+    def _surplus(self, steps: Collection[int], always: Collection[int | None]) -> list[int]:
+        keep = {step for step in steps if step in always or self._keeps(step)}
+        return surplus(steps, self._settings.max_ckpt_num, keep)
 
     def _keeps(self, step: int) -> bool:
         """Whether a step's checkpoint is never removed."""
@@ -332,7 +355,8 @@ def _read_state(path: Path) -> RunState:
         raise Damaged(f"{path / STATE}: {error}") from error
 
 
-def _read(path: Path, step: int) -> Checkpoint:
+def read_checkpoint(path: Path, step: int) -> Checkpoint:
+    """The checkpoint of `step` in the folder `path`. Raises Damaged after a hash that is wrong."""
     manifest = read_manifest(path)
     verify(path, manifest)
     if manifest.step != step or STATE not in manifest.files:

@@ -75,8 +75,10 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
         with heavy_imports():
             from postgrad.tools.pipeline import train_pipeline
 
-        return train_pipeline(
-            pipeline, console_of(args), overwrite=overwrite, allow_change=args.allow_change
+        return _ended(
+            train_pipeline(
+                pipeline, console_of(args), overwrite=overwrite, allow_change=args.allow_change
+            )
         )
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
@@ -85,14 +87,23 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
 
     require_known(args.allow_change, recipe, recipe, CHOSEN)
     of_run = args.choices_of and open_store(args.choices_of).load().state.choices
-    return train(
-        recipe,
-        console_of(args),
-        overwrite=overwrite,
-        allow_change=args.allow_change,
-        profile=args.profile,
-        choices=of_run,
+    return _ended(
+        train(
+            recipe,
+            console_of(args),
+            overwrite=overwrite,
+            allow_change=args.allow_change,
+            profile=args.profile,
+            choices=of_run,
+        )
     )
+
+
+def _ended(summary: dict[str, Any]) -> CommandOutcome:
+    """The summary of a run; exit code 1 where its mirror is behind: its machine is still needed."""
+    from postgrad.training.summary import is_behind
+
+    return CommandOutcome(summary, int(is_behind(summary)))
 
 
 def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
@@ -161,7 +172,7 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
         from postgrad.training.start import resume
 
-    return resume(args.run_dir, rest, args.allow_change, console_of(args))
+    return _ended(resume(args.run_dir, rest, args.allow_change, console_of(args)))
 
 
 def _verify_resume(args: argparse.Namespace, rest: list[str]) -> Any:

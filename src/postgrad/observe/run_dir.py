@@ -31,6 +31,7 @@ RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # a copy, so that token ids of samples.jsonl can always be decoded
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
+MIRROR = "mirror.json"  # whose mirror checkpoint.mirror is, and what it has
 SAMPLES = ("samples.jsonl", "eval_samples.jsonl")  # observe.compress packs them
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
@@ -42,6 +43,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     COPIES,
     CHECKPOINTS,
     IMAGES,
+    MIRROR,
     "metrics.jsonl",
     "eval.jsonl",
     *(f"{name}{packed}" for name in SAMPLES for packed in ("", SUFFIX)),

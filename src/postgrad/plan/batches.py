@@ -129,6 +129,8 @@ def _kept(planned: Outlook) -> str:
     elif settings.keep_steps:
         most = min(most, _saves(planned) or most) if settings.best_metric is None else most
         keys += ", keep_steps"
+    if settings.mirror:
+        keys += f", and one that is uploaded to {settings.mirror}"
     return f"in all = {saved}; up to {most} are kept at a time ({keys})"
 
 

@@ -71,13 +71,14 @@ def compare(
     before: Recipe,
     after: Recipe,
     allowed: Sequence[str],
-    run_dir: Path,
+    run_dir: Path | str,
     ways_out: str = "choose another --run_dir, replace it with --overwrite true, or ",
 ) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
     allowed: the keys of --allow-change; a key allows everything below it, and what other
-    sections take over from it. ways_out: what else the command lets a person do, for the message.
+    sections take over from it. run_dir: or the URL of a mirror. ways_out: what else the command
+    lets a person do, for the message.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))

@@ -161,10 +161,16 @@ def _names(settings: PipelineSettings, path: Path) -> list[str]:
 
 def _check_stage(stage: Stage, earlier: Sequence[Stage]) -> None:
     """Raises UsageError where `@NAME` names no earlier stage of the right kind, and where a recipe
-    that is to generate samples nothing.
+    that is to generate samples nothing, and for two runs with one mirror.
     """
     trained = [other.name for other in earlier if other.generate is None]
     generated = [other.name for other in earlier if other.generate is not None]
+    mirrors = {other.recipe.checkpoint.mirror.rstrip("/"): other.name for other in earlier}
+    if (mirror := stage.recipe.checkpoint.mirror.rstrip("/")) and mirror in mirrors:
+        raise UsageError(
+            f"{stage.path}: checkpoint.mirror = {mirror!r} is the mirror of {mirrors[mirror]} too, "
+            f"and each run has a folder of its own: --{stage.name}.checkpoint.mirror names one"
+        )
     for key, name in names_used(stage.recipe):
         _check_earlier(key, name, trained, stage.path, "recipe that trains a model")
     for key, name in rows_used(stage.recipe):

@@ -28,7 +28,12 @@ MOST_RUNS = 256
 MOST_NAME = 120  # characters of a run's name, which is a folder's
 UNSAFE = re.compile(r"[^A-Za-z0-9._+=,-]+")
 NAME = re.compile(r"[A-Za-z0-9_+=,-][A-Za-z0-9._+=,-]*")
-OF_THE_SWEEP = ("run_dir", "checkpoint.ckpt_path", "checkpoint.push_to_hub")
+OF_THE_SWEEP = (
+    "run_dir",
+    "checkpoint.ckpt_path",
+    "checkpoint.mirror",
+    "checkpoint.push_to_hub",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +351,7 @@ def _require_apart(trials: Sequence[SweptRun]) -> None:
     for recipe in trials[0].recipes:
         for key, value in (
             ("checkpoint.ckpt_path", recipe.checkpoint.ckpt_path),
+            ("checkpoint.mirror", recipe.checkpoint.mirror),
             ("checkpoint.push_to_hub", recipe.checkpoint.push_to_hub),
         ):
             if value and len(trials) > 1:

@@ -2,7 +2,7 @@
 and checks it against model and logs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from postgrad.observe.console import Console
 from postgrad.observe.follow import read_steps
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
+from postgrad.training.restoring import record_of
 from postgrad.training.saving import open_store, store_of
 
 Shapes = Mapping[str, Size]
@@ -32,6 +33,8 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     """Shows a table of the run's checkpoints and returns it as JSON values."""
     store = open_store(run_dir)
     infos = store.infos()
+    record = record_of(RunDirectory(run_dir))
+    mirrored = record.steps if record is not None else ()
     metrics = {info.step: _metrics(store, info) for info in infos}
     evaluated = [line["step"] for line in read_steps(run_dir / "eval.jsonl")]
     newest = {
@@ -47,7 +50,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             str(info.step),
             _size(info),
             _shown(metrics[info.step], store.best_metric, info.step, newest[info.step]),
-            _marks(info),
+            _marks(info, mirrored),
             str(len(info.files)),
         )
         for info in infos
@@ -55,6 +58,9 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     console.table(
         f"checkpoints in {store.root}", ("step", "size", "evaluation", "state", "files"), rows
     )
+    if record is not None:
+        there = ", ".join(map(str, mirrored)) or "none"
+        console.note(f"mirror {record.url} had those of steps {there} at its last upload")
     return [
         {
             "step": info.step,
@@ -64,6 +70,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             "latest": info.latest,
             "best": info.best,
             "kept": info.kept,
+            "mirrored": info.step in mirrored,
             "files": list(info.files),
             "problem": info.problem,
             "evaluations": metrics[info.step],
@@ -88,11 +95,12 @@ def _size(info: CheckpointInfo) -> str:
     return f"{info.bytes / 2**20:.1f} MiB"
 
 
-def _marks(info: CheckpointInfo) -> str:
+def _marks(info: CheckpointInfo, mirrored: Collection[int]) -> str:
     if info.problem is not None:
         return info.problem
     marks = ("complete", "latest", "best", "kept")
-    return ", ".join(name for name in marks if getattr(info, name))
+    names = [name for name in marks if getattr(info, name)]
+    return ", ".join([*names, "mirrored"] if info.step in mirrored else names)
 
 
 def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:

@@ -257,6 +257,12 @@ class _ForkWriter:
         if recipe.checkpoint.ckpt_path is not None:  # there the source writes
             raw["checkpoint"]["ckpt_path"] = None
             self._console.note("checkpoint.ckpt_path is left out: the fork has its checkpoints")
+        if recipe.checkpoint.mirror:
+            raw["checkpoint"]["mirror"] = ""
+            self._console.note(
+                "checkpoint.mirror is left out: it has the source; a resume of the fork may name "
+                "another folder"
+            )
         if recipe.checkpoint.push_to_hub:
             self._console.warn(
                 f"at its end the fork pushes its model to {recipe.checkpoint.push_to_hub}, as the "

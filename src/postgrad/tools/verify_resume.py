@@ -33,6 +33,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C
 OF_A_COPY = {
     "checkpoint.save_steps": "1",
     "checkpoint.push_to_hub": "",
+    "checkpoint.mirror": "",
     "observe.loggers": "[]",
 }
 

@@ -1,5 +1,5 @@
-"""README.md of an exported model, a model card from what the run has recorded; and the upload of
-the model's folder to the hub.
+"""README.md of an exported model, a model card from what the run has recorded; the upload of the
+model's folder to the hub; and the exported copies beside checkpoints (`save_hf = "each"`).
 """
 
 import math
@@ -7,16 +7,19 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import tomlkit
+from torch import Tensor
 
 from postgrad._version import __version__
 from postgrad.checkpoint.state import RunState
-from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import versions
+from postgrad.core.errors import PostgradError, RunError, UsageError
+from postgrad.core.files import remove, versions
 from postgrad.core.hub import COMMIT, HUB_ID, local_file, split_revision
+from postgrad.fleet.exported import own_role, role_of
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.save import CARD
 from postgrad.models.settings import looks_local
@@ -24,6 +27,7 @@ from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import PACKAGES, RunDirectory
 from postgrad.recipe.hub_sources import RecipeSource, sources
 from postgrad.recipe.recipe import Recipe
+from postgrad.training.run import Run
 
 SECRET = re.compile(  # eos_token is the text of a special token
     r"^(?!eos_token$)(.*_)?(key|token|secret|password|passwd|authorization|credentials?)$", re.I
@@ -289,3 +293,40 @@ def push(folder: Path, repository: str, *, private: bool, message: str) -> dict[
             f"`hf auth login` (or HF_TOKEN) and push it with: {shlex.join(words)}"
         ) from error
     return {"repository": repository, "commit": str(done.oid), "url": str(done.commit_url)}
+
+
+class HFCopies:
+    """Writes `step-000010` when that step is saved, and removes it when the checkpoint is removed.
+
+    Training waits meanwhile: building a model sets torch's default dtype for all threads. A copy
+    that cannot be written is warned of and recorded; `postgrad export` makes it later from the
+    checkpoint.
+    """
+
+    def __init__(self, run: Run) -> None:
+        base = run.recipe.model.source or str(run.directory.init)
+        self._run = run
+        self._role = role_of(run.recipe, own_role(run.recipe), base)
+        self._folder = run.directory.copies
+
+    def write(self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Writes the copy of one step and removes copies whose checkpoints are gone."""
+        to = self._folder / f"step-{state.step:06d}"
+        weights: Mapping[str, Any] = tensors[self._role.stem]
+        try:
+            run, role = self._run, self._role
+            now = replace(state, choices=run.choices.to_json())
+            role_name = own_role(run.recipe)
+            card = card_of(run.directory, run.recipe, now, role.base, role=role_name, adapter=False)
+            role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
+            kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
+            for old in self._folder.glob("step-*"):
+                if old.name not in kept:
+                    remove(old)
+        except (OSError, PostgradError) as error:
+            text = (
+                f"could not write the Hugging Face copy of step {state.step}: {error} "
+                "(checkpoint.save_hf)"
+            )
+            self._run.logs.event("copy_failed", text, step=state.step)
+            self._run.console.warn(text)

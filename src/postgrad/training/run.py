@@ -61,6 +61,7 @@ class StopSignals:
         self._held: float | None = None  # since when weights have been moving
         self._lasted: float | None = None  # how long that took the last time
         self._waits = False  # within `waiting`
+        self._outlooks = ("", "")  # of the last waiting: after Ctrl-C, and after another signal
         self._pauses = False  # within `pause`
         self._gives_up = False  # a signal has ended the waiting
         self._before: dict[int, object] = {}
@@ -109,11 +110,12 @@ class StopSignals:
         self._held = None
 
     @contextmanager
-    def waiting(self) -> Generator[None]:
-        """Inside, the last save waits for room, with `pause`. Ctrl-C or a second signal ends that;
-        another first one asks for what the run does anyway.
+    def waiting(self, given_up: str, goes_on: str) -> Generator[None]:
+        """Inside, the end of the run waits for room or for a network, with `pause`. Ctrl-C or a
+        second signal ends that; another first one asks for what the run does anyway. given_up,
+        goes_on: what who sent Ctrl-C, or another signal, is told.
         """
-        self._waits = True
+        self._waits, self._outlooks = True, (given_up, goes_on)
         try:
             yield
         finally:
@@ -167,9 +169,7 @@ class StopSignals:
     def _outlook(self, number: int) -> str:
         """What happens after the first signal, for the person who sent it."""
         if self._waits or self._gives_up:
-            if number == signal.SIGINT:
-                return "the run waits no longer for room; steps after its last checkpoint are lost"
-            return "the run stops when its last save has found room; a second signal gives it up"
+            return self._outlooks[number != signal.SIGINT]
         left = self._left()
         if self._held is None:
             return (

@@ -1,8 +1,7 @@
-"""Checkpoints of a run: where they are, when one is saved, what becomes of a save that fails, and
-the exported copies of the model beside them (`checkpoint.save_hf = "each"`).
-"""
+"""Checkpoints of a run: where they are, when one is saved, and what if a save fails."""
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,14 +23,14 @@ from postgrad.checkpoint.store import (
     Untidy,
     size_of,
 )
-from postgrad.core.errors import DiskFull, PostgradError, RunError
-from postgrad.core.files import existing, remove
+from postgrad.core.errors import DiskFull, RunError
+from postgrad.core.files import existing
 from postgrad.core.text import size_text
-from postgrad.fleet.exported import own_role, role_of
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.card import card_of
+from postgrad.training.card import HFCopies
+from postgrad.training.mirroring import Uploader
 from postgrad.training.run import Run
 
 RETRY_SECONDS = 10.0  # between two attempts of a last save on a full disk
@@ -90,12 +89,6 @@ class _Writing:
         }
 
 
-def _write(store: CheckpointStore, state: RunState, tensors: Tensors, best: bool) -> float:
-    began = time.perf_counter()
-    store.save(state, tensors, best=best)
-    return time.perf_counter() - began
-
-
 def _copied(tensors: Tensors) -> Tensors:
     return {
         stem: named.copied()
@@ -117,7 +110,9 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: _Writing | None = None
         self._warned = False
-        self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
+        settings = run.recipe.checkpoint
+        self._copies = HFCopies(run) if settings.save_hf == "each" else None
+        self._uploader = Uploader(run, state) if settings.mirror else None
 
     def due(self, state: RunState) -> bool:
         """True where save_steps, save_minutes or save_epochs ask for a save now."""
@@ -194,9 +189,24 @@ class Saver:
         """
         kept = self._with_logs(state)
         held = _copied(tensors) if behind else tensors
-        future = self._writer.submit(_write, self._run.store, kept, held, best)
+        future = self._writer.submit(self._write, kept, held, best)
         self._writing = _Writing(state.step, size_of(held), behind, future, began)
         return self._writing
+
+    def _write(self, state: RunState, tensors: Tensors, best: bool) -> float:
+        """Saves in the writing thread; returns the seconds that it took."""
+        began = time.perf_counter()
+        try:
+            self._run.store.save(state, tensors, best=best)
+        except Untidy:  # it is saved all the same
+            self._offer(state.step)
+            raise
+        self._offer(state.step)
+        return time.perf_counter() - began
+
+    def _offer(self, step: int) -> None:
+        if self._uploader is not None:
+            self._uploader.offer(step)
 
     def wait(self, must: bool = False) -> None:
         """Waits for the save under way, if any. Its failure is recorded, or raised with `must`."""
@@ -217,8 +227,12 @@ class Saver:
         self._saved = writing.step
 
     def close(self) -> None:
-        """Waits for the save under way and ends the writing thread."""
+        """Waits for the save under way and ends the writing thread; waits for the mirror, unless
+        the run is to stop at once.
+        """
         self._writer.shutdown(wait=True)
+        if self._uploader is not None and not isinstance(sys.exception(), KeyboardInterrupt):
+            self._uploader.wait()
 
     def _with_logs(self, state: RunState) -> RunState:
         """Syncs the logs to disk; returns the state with their lengths and the run's choices."""
@@ -247,12 +261,14 @@ class Saver:
         """
         run = self._run
         self.wait()
+        if not run.stop.held and state.step and self._saved != state.step:
+            self.save(state, must=True)
+        if self._uploader is not None:
+            self._uploader.wait()
         if run.stop.held:
             return f"stopped in the middle of step {state.step + 1}{why}: {self._standing()}"
         if state.step == 0:
             return "stopped before the first step ended: nothing was trained, nothing is lost"
-        if self._saved != state.step:
-            self.save(state, must=True)
         return f"stopped after step {state.step}: {self._standing()}"
 
     def rescue(self, state: RunState) -> str:
@@ -274,7 +290,9 @@ class Saver:
     def _standing(self) -> str:
         if self._saved is None:
             return self._last()
-        return f"{self._last()}; continue with {self._run.directory.resume_command}"
+        mirrored = self._uploader.standing() if self._uploader is not None else ""
+        end = f"; {mirrored}" if mirrored else ""
+        return f"{self._last()}; continue with {self._run.directory.resume_command}{end}"
 
     def _with_standing(self, error: RunError) -> RunError:
         """The error of a save that must be, with the checkpoint that a resume goes on from."""
@@ -299,7 +317,9 @@ def _with_room(run: Run, step: int, size: int, attempt: Callable[[], None]) -> N
         raise failure
     ends, is_last = time.monotonic() + seconds, False
     warned: set[int] = set()
-    with run.stop.waiting():
+    given_up = "the run waits no longer for room; steps after its last checkpoint are lost"
+    goes_on = "the run stops when its last save has found room; a second signal gives it up"
+    with run.stop.waiting(given_up, goes_on):
         while failure is not None:
             folder = run.store.root if isinstance(failure, NoRoom) else run.directory.path
             disk = existing(folder).stat().st_dev
@@ -345,43 +365,6 @@ def _tell(run: Run, step: int, size: int, folder: Path) -> None:
         needed_bytes=size,
     )
     run.console.warn(text)
-
-
-class HFCopies:
-    """Writes `step-000010` when that step is saved, and removes it when the checkpoint is removed.
-
-    Training waits meanwhile: building a model sets torch's default dtype for all threads. A copy
-    that cannot be written is warned of and recorded; `postgrad export` makes it later from the
-    checkpoint.
-    """
-
-    def __init__(self, run: Run) -> None:
-        base = run.recipe.model.source or str(run.directory.init)
-        self._run = run
-        self._role = role_of(run.recipe, own_role(run.recipe), base)
-        self._folder = run.directory.copies
-
-    def write(self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Writes the copy of one step and removes copies whose checkpoints are gone."""
-        to = self._folder / f"step-{state.step:06d}"
-        weights: Mapping[str, Any] = tensors[self._role.stem]
-        try:
-            run, role = self._run, self._role
-            now = replace(state, choices=run.choices.to_json())
-            role_name = own_role(run.recipe)
-            card = card_of(run.directory, run.recipe, now, role.base, role=role_name, adapter=False)
-            role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
-            kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
-            for old in self._folder.glob("step-*"):
-                if old.name not in kept:
-                    remove(old)
-        except (OSError, PostgradError) as error:
-            text = (
-                f"could not write the Hugging Face copy of step {state.step}: {error} "
-                "(checkpoint.save_hf)"
-            )
-            self._run.logs.event("copy_failed", text, step=state.step)
-            self._run.console.warn(text)
 
 
 def open_store(run_dir: Path) -> CheckpointStore:

@@ -31,9 +31,10 @@ from postgrad.training.loop import Job, loop
 from postgrad.training.pinned import HubSource, pin
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import Profiled
+from postgrad.training.restoring import claim, restore
 from postgrad.training.run import Run, Stopped
 from postgrad.training.saving import store_of
-from postgrad.training.summary import finish, table
+from postgrad.training.summary import finish, is_behind, table
 
 T = TypeVar("T")
 CHOSEN = [field.name for field in fields(Choices)]  # keys of --allow-change beside a recipe's
@@ -59,6 +60,9 @@ def train(
     require_installed(recipe.observe.loggers)
     path, before = Path(recipe.run_dir), None
     require_unclaimed(path)
+    restore(
+        recipe, store_of(recipe, RunDirectory(path)), console, allow_change, overwrite=overwrite
+    )
     if RunDirectory.holds_results(path) and not overwrite:
         if not recipe.checkpoint.load_checkpoint:
             raise UsageError(
@@ -111,6 +115,8 @@ def resume(
             f"{directory.fork_command} makes a copy elsewhere, and a directory that was moved is "
             "resumed by its new name"
         )
+    restore(recipe, store_of(recipe, directory), console, allow_change)
+    before = recipe_from_json(directory.recipe())
     recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
     require_known(allow_change, before, recipe, CHOSEN)
     elsewhere = f"change a copy that {directory.fork_command} makes, or "
@@ -126,7 +132,7 @@ def _summary_of(recipe: Recipe, directory: RunDirectory) -> dict[str, Any] | Non
     if summary is None or summary.get("recipe_sha256") != recipe_hash(recipe):
         return None
     is_whole = not recipe.checkpoint.save_hf or (directory.model / "config.json").exists()
-    return summary if is_whole else None
+    return summary if is_whole and not is_behind(summary) else None
 
 
 def _rewrite_recipe(
@@ -190,6 +196,7 @@ def _execute(
         )
 
     with claimed(directory.path), closing(session):
+        claim(recipe, directory)
         try:
             summary = with_restarts(once, recipe, directory, console)
         except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.recipe.scored import rates_mean_nothing
 from postgrad.training.card import card_of, push
 from postgrad.training.loop import Job
+from postgrad.training.restoring import record_of
 from postgrad.training.run import Run
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
@@ -116,7 +117,29 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         **_speeds(metrics),
         "peak_memory_bytes": run.measure_memory(),
         "model": model,
+        **_mirrored(run, state),
     }
+
+
+def _mirrored(run: Run, state: RunState) -> dict[str, Any]:
+    """Under "mirror" its URL, the newest step that it has, None without one, and whether the run's
+    last checkpoint is not there; {} without a mirror.
+    """
+    record = record_of(run.directory) if run.recipe.checkpoint.mirror else None
+    if record is None:
+        return {}
+    newest = max(record.steps, default=None)
+    behind = bool(state.step) and state.step not in record.steps
+    return {"mirror": {"url": record.url, "step": newest, "behind": behind}}
+
+
+def is_behind(summary: Mapping[str, Any]) -> bool:
+    """Whether a run, or a stage of a pipeline, ended with a mirror that lacks its last checkpoint:
+    whoever gives its machine back now loses steps.
+    """
+    stages: Mapping[str, Mapping[str, Any]] = summary.get("stages") or {}
+    mirrors = (part.get("mirror") for part in (summary, *stages.values()))
+    return any(mirror["behind"] for mirror in mirrors if mirror)
 
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -135,6 +158,10 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"))
     if summary["model"]:
         rows.append(("model", summary["model"]))
+    if mirror := summary.get("mirror"):
+        newest = "nothing" if mirror["step"] is None else f"step {mirror['step']}"
+        has = f"is behind: it has {newest}" if mirror["behind"] else f"has {newest}"
+        rows.append(("mirror", f"{mirror['url']} {has}"))
     return rows
 
 

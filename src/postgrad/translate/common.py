@@ -224,6 +224,17 @@ def push(draft: Draft, repository: Any, private: Any = None) -> None:
         draft.put("checkpoint.push_private", True)
 
 
+def mirror(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A folder that checkpoints are copied to as they are saved; one of this machine gets a URL."""
+    if value in (None, "", "null") or default:
+        return
+    url = f"file://{value}" if str(value).startswith("/") else str(value)
+    if "://" in url:
+        draft.put("checkpoint.mirror", url, "with the run's logs, to resume from")
+    else:
+        draft.miss(name, value, "checkpoint.mirror is a URL, file:///FOLDER for a folder")
+
+
 def branch(name: Any) -> str | None:
     """A revision on the hub; None for `main`, which is read where none is stated."""
     return None if name in (None, "main") else str(name)

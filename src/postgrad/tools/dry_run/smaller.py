@@ -42,6 +42,7 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
         _table(data, place).update(WHOLE_RATE)
     data["checkpoint"] |= {
         "ckpt_path": None,
+        "mirror": "",
         "save_steps": 0,
         "keep_steps": 0,
         "save_minutes": 0.0,

@@ -149,6 +149,7 @@ RULES: dict[str, Rule] = {
     "ephemeral_save_interval": missing("checkpoint.max_ckpt_num says how many of those that "
                                        "save_steps writes are kept"),
     "checkpoint_state_dir": to("checkpoint.ckpt_path"),
+    "gs_checkpoint_state_dir": common.mirror,
     "cp_strategy": missing("ranks of learner.context_parallel exchange keys and values in one way"),
     "dist_timeout_hours": to("cluster.limit_seconds", read=lambda hours: 3600 * decimal(hours)),
     "inference_batch_size": to("rollout.slots", read=non_negative),

@@ -343,13 +343,14 @@ RULES: dict[str, Rule] = {
              "rollout_data_dir validation_data_dir", needless(common.LOGGING)),
     **family(
         "trainer.",
-        "balance_batch default_hdfs_dir del_local_ckpt_after_load resume_from_path device "
+        "balance_batch del_local_ckpt_after_load resume_from_path device "
         "ray_wait_register_center_timeout esi_redundant_time use_legacy_worker_impl "
         "profile_steps worker_env.* v1.* use_v1 profile_interval max_critic_ckpt_to_keep nnodes "
         "n_gpus_per_node",
         needless(common.SO_HERE),
     ),
     "trainer.seed": to("seed"),
+    "trainer.default_hdfs_dir": common.mirror,
     "trainer.val_only": missing_but(OFF, "postgrad eval evaluates without training"),
     **family(
         "async_training.",
