@@ -157,7 +157,7 @@ class _OtherMessages:
                     f"message {i} has images, and the loss on what it says beside them is not "
                     "supported: give it a weight of 0"
                 )
-            behind = text.rpartition(BLANK)[2]
+            behind = text.rpartition(BLANK)[2] if BLANK in text else ""
             end = ends.tokens.search(behind)
             self._closings[i] = behind[: end.end()] if end else behind
 

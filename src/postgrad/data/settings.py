@@ -5,14 +5,14 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from string import Formatter
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
-from postgrad.data.chat_format import LossTurns
+from postgrad.data.chat_format import LossTurns, Role
 from postgrad.data.files import SUFFIXES
 
 WHICH_ROWS = (  # keys that decide which rows of the world are read
@@ -125,6 +125,17 @@ class DataSettings(RowSettings):
     environment: str | None = None
     # What is done with rows of prompts whose reference answer a verifier cannot read.
     on_unreadable: Literal["drop", "error"] = "error"
+
+    @field_validator("loss_turns", mode="before")
+    @classmethod
+    def _turns_or_roles(cls, turns: Any) -> Any:
+        words, roles = get_args(LossTurns)[0], get_args(Role)
+        named = isinstance(turns, list | tuple) and turns and all(role in roles for role in turns)
+        if turns not in get_args(words) and not named:
+            raise ValueError(
+                f"it is one of {', '.join(get_args(words))}, or a list of roles: {', '.join(roles)}"
+            )
+        return turns
 
     @field_validator("messages")
     @classmethod
