@@ -129,13 +129,13 @@ class DataSettings(RowSettings):
     @field_validator("loss_turns", mode="before")
     @classmethod
     def _turns_or_roles(cls, turns: Any) -> Any:
-        words, roles = get_args(LossTurns)[0], get_args(Role)
+        words, roles = get_args(get_args(LossTurns)[0]), get_args(Role)
         named = isinstance(turns, list | tuple) and turns and all(role in roles for role in turns)
-        if turns not in get_args(words) and not named:
+        if turns not in words and not named:
             raise ValueError(
-                f"it is one of {', '.join(get_args(words))}, or a list of roles: {', '.join(roles)}"
+                f"it is one of {', '.join(words)}, or a list of roles: {', '.join(roles)}"
             )
-        return turns
+        return tuple(turns) if named else turns
 
     @field_validator("messages")
     @classmethod
