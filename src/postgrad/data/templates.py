@@ -214,11 +214,9 @@ def render_conversations(
     for texts in written:
         messages, learned, requests = pending.popleft()
         blanks = next(written) if requests > 1 and not isinstance(texts, Unrenderable) else []
-        if isinstance(texts, Unrenderable):
-            yield Unmarkable(str(texts))
-            return
-        if isinstance(blanks, Unrenderable):
-            yield Unmarkable(f"{blanks}: {_WHY_ALONE}")
+        if isinstance(texts, Unrenderable) or isinstance(blanks, Unrenderable):
+            alone = isinstance(blanks, Unrenderable)
+            yield Unmarkable(f"{blanks}: {_WHY_ALONE}" if alone else str(texts))
             return
         try:
             yield answer_texts(messages, learned, texts, blanks, turn)
