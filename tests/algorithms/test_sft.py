@@ -1,5 +1,7 @@
 """Supervised fine-tuning against numbers worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,23 @@ def test_the_loss_is_the_mean_nll_by_token_or_by_conversation(make_inputs, aggre
     output.loss.backward()
     assert float(output.loss.detach()) == pytest.approx(expected, rel=1e-6)
     np.testing.assert_allclose(logprobs.grad, -weights, rtol=1e-12)
+    assert float(output.metrics["policy/nll"]) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token", (2 * 0.5 + 0.5 * 1.0 + 1.5 * 3.0) / 4),
+        ("sequence", ((2 * 0.5 + 0.5 * 1.0) / 2.5 + 3.0) / 2),
+    ],
+)
+def test_the_loss_is_the_weighted_mean_and_the_nll_is_not(make_inputs, aggregation, expected):
+    algorithm = SFT(aggregation=aggregation)
+    weighted = replace(SEQUENCES, loss_weights=MASK.like(np.float32([0, 2, 0.5, 0, 1.5, 0, 0])))
+    weights = algorithm.entry_weights(weighted, np.arange(3)).values[MASK.values]
+    logprobs = torch.tensor([-0.5, -1.0, -3.0], dtype=torch.float64, requires_grad=True)
+    output = algorithm.policy_loss(make_inputs(logprobs, weights))
+    assert float(output.loss.detach()) == pytest.approx(expected, rel=1e-6)
     assert float(output.metrics["policy/nll"]) == pytest.approx(1.5)
 
 

@@ -368,7 +368,7 @@ def test_a_template_that_cannot_mark_the_assistant_shows_the_row(files: Files) -
     with files.data.open("a", encoding="utf-8") as data:
         data.write('\n{"question": "1 + 1?", "answer": "two"}')
     message = files.refused("train", files.recipe, "--overwrite", "true", "--model.path", model)
-    assert f"{files.data}:5: the assistant's tokens of row 4 cannot be marked" in message
+    assert f"{files.data}:5: the learned tokens of row 4 cannot be marked" in message
     assert "drops text of message 1: 'two'" in message
 
 

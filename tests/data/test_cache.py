@@ -109,6 +109,30 @@ def test_hints_that_show_an_answer_come_from_the_cache(
         assert one.hinted.answer_at == two.hinted.answer_at
 
 
+def test_weights_of_messages_are_the_same_from_the_cache_and_decide_the_entry(
+    folder: Path, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    def rows(weight: float) -> str:
+        answers = [weight if n % 3 else 1 for n in range(len(ROWS))]
+        return write_rows([
+            {"messages": [
+                {"role": "user", "content": row["question"]},
+                {"role": "assistant", "content": row["answer"], "weight": w},
+            ]}
+            for row, w in zip(ROWS, answers, strict=True)
+        ])  # fmt: skip
+
+    reader = Reader(folder)
+    once = reader.conversations(tokenizer, path=rows(0.5), messages="messages")
+    again = reader.conversations(tokenizer, path=rows(0.5), messages="messages")
+    assert (was_read(once), was_read(again)) == (False, True)
+    for one, two in zip(once.all(), again.all(), strict=True):
+        assert np.array_equal(one.loss_weights, two.loss_weights)
+        expected = 0.5 if one.row % 3 else 1.0
+        assert one.loss_weights.tolist() == (one.loss_mask * expected).tolist()
+    assert not was_read(reader.conversations(tokenizer, path=rows(0.25), messages="messages"))
+
+
 def test_whatever_decides_the_tokens_makes_another_entry(
     path: str, folder: Path, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:
@@ -122,6 +146,7 @@ def test_whatever_decides_the_tokens_makes_another_entry(
         {"path": path, "system": "s"},
         {"path": path, "strip": True, "template": " {question}"},
         {"path": path, "loss_turns": "last"},
+        {"path": path, "loss_turns": ["user", "assistant"]},
         {"path": path, "chat_template_kwargs": {"mood": "calm"}},
         {"path": path, "chat_template": "{# other #}" + TEMPLATE},
         {"path": path, "map": "helpers.row_functions:shouts"},
@@ -133,7 +158,7 @@ def test_whatever_decides_the_tokens_makes_another_entry(
     ):
         assert not was_read(reader.conversations(another, path=path))
     assert not was_read(reader.prompts(tokenizer, path=path))
-    assert len(entries(folder)) == 12
+    assert len(entries(folder)) == 13
     assert was_read(reader.conversations(tokenizer, path=path))
 
 

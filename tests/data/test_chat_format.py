@@ -21,6 +21,11 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         ({"from": "gpt", "value": "a", "weight": 0},
          {"role": "assistant", "content": "a", "weight": 0}),
         ({"role": "assistant", "content": "a", "weight": 1}, {"role": "assistant", "content": "a"}),
+        ({"role": "assistant", "content": "a", "weight": 0.5, "train": None},
+         {"role": "assistant", "content": "a", "weight": 0.5}),
+        ({"role": "assistant", "content": "a", "training": False, "weight": 0},
+         {"role": "assistant", "content": "a", "weight": 0}),
+        ({"role": "user", "content": "a", "weight": 1}, {"role": "user", "content": "a"}),
         (
             {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -71,10 +76,17 @@ def test_every_form_of_a_message_is_read_into_one(
         ([{"role": "user", "content": ["\ufffc", {"type": "image", "image": "x"}]}],
          "message 0 has U+FFFC in its text"),
         ([{"from": "narrator", "value": "a"}], "message 0 is from 'narrator'; read are system, "),
-        ([{"role": "assistant", "content": "a", "weight": 0.5}],
-         "message 0 has weight = 0.5: it has to be 0 or 1"),
+        *(([{"role": "assistant", "content": "a", "weight": weight}],
+           f"message 0 has weight = {weight!r}: it has to be 0, or a number from 1e-06 to 1e+06")
+          for weight in (-1, 1e-7, 2e6, "1", float("nan"), float("inf"))),
         ([{"role": "user", "content": "a", "train": True}],
-         "message 0 is by the user and says train = True: only answers"),
+         "message 0 is by the user and has train = True: only messages of the assistant are "),
+        ([{"role": "user", "content": "a", "weight": 0.5}],
+         "message 0 is by the user and has weight = 0.5: only messages of the assistant are "),
+        ([{"role": "assistant", "content": "a", "weight": 1, "train": False}],
+         "message 0 has weight = 1 and train = False, which differ: keep one of them"),
+        ([{"role": "assistant", "content": ["a", {"text": "b", "train": False}]}],
+         "message 0 has a part with a weight of its own, and weights are of whole messages"),
         ([{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}],
          "a call in message 0 names no function"),
         ([{"role": "assistant", "content": None,
@@ -89,6 +101,15 @@ def test_what_is_no_message_says_why(stored: Any, why: str) -> None:
     with pytest.raises(ValueError) as raised:
         messages_of(stored, strip=False)
     assert str(raised.value).startswith(why)
+
+
+def test_messages_of_the_roles_that_are_learned_may_have_weights() -> None:
+    user = {"role": "user", "content": "a"}
+    for key, weight, read in [("train", True, {}), ("weight", 2.5, {"weight": 2.5})]:
+        (message,) = messages_of([{**user, key: weight}], strip=False, learned=("user",))
+        assert message == {**user, **read}
+    with pytest.raises(ValueError, match=r"the system and the tool are learned, and data\.loss"):
+        messages_of([{**user, "weight": 2.5}], strip=False, learned=("system", "tool"))
 
 
 def test_strip_takes_white_space_off_contents() -> None:

@@ -68,11 +68,12 @@ def test_all_of_a_long_conversation_is_dropped_cut_or_an_error(
     assert load(huge, tokenizer, **about).account.fates == {"kept": 2, "too_long": 2}
 
 
-def test_a_weight_of_0_is_refused_where_all_of_a_conversation_bears_loss(
-    write_rows: WriteRows, tokenizer: Any
+@pytest.mark.parametrize("weight", [0, 0.5])
+def test_a_weight_is_refused_where_all_of_a_conversation_bears_loss(
+    weight: float, write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    path = write_rows([{"messages": [*CHAT[:2], {**CHAT[2], "weight": 0}, *CHAT[3:]]}])
-    with pytest.raises(UsageError, match=r":1: row 0 has an answer with a weight of 0"):
+    path = write_rows([{"messages": [*CHAT[:2], {**CHAT[2], "weight": weight}, *CHAT[3:]]}])
+    with pytest.raises(UsageError, match=rf":1: row 0 has a message with a weight of {weight}, "):
         load(path, tokenizer, messages="messages", loss_turns="everything")
 
 
@@ -160,7 +161,7 @@ def test_a_row_that_cannot_be_marked_is_shown(
     with pytest.raises(UsageError) as refused:
         load(path, make_tokenizer(template))
     message = str(refused.value)
-    assert message.startswith(f"{path}:2: the assistant's tokens of row 1 cannot be marked")
+    assert message.startswith(f"{path}:2: the learned tokens of row 1 cannot be marked")
     assert "drops text of message 1: 'eeeee" in message
 
 

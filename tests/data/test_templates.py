@@ -1,13 +1,14 @@
 """Loss masks: exactly what the assistant wrote, or an error that says why not."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.chat_format import LossTurns
 from postgrad.data.loss_masks import tokenise
 from postgrad.data.templates import (
     CHUNK,
@@ -49,21 +50,19 @@ CHAT = [
 
 
 def rendered_of(
-    tokenizer: Any, messages: list[dict[str, str]], turns: Literal["all", "last"] = "all"
+    tokenizer: Any, messages: list[dict[str, str]], turns: LossTurns = "all"
 ) -> Rendered:
     ends = turn_ends(tokenizer)
     return render_conversation(tokenizer, messages, ends=ends, turns=turns, variables={})
 
 
-def marked(
-    tokenizer: Any, messages: list[dict[str, str]], turns: Literal["all", "last"] = "all"
-) -> list[str]:
+def marked(tokenizer: Any, messages: list[dict[str, str]], turns: LossTurns = "all") -> list[str]:
     """The runs of tokens that bear loss, decoded."""
     rendered = rendered_of(tokenizer, messages, turns)
     (found,) = tokenise(tokenizer, [rendered])
     if isinstance(found, Unmarkable):
         raise found
-    ids, mask = found
+    ids, mask, _ = found
     assert tokenizer.decode(ids.tolist()) == rendered.text
     runs: list[list[int]] = []
     for i, token in enumerate(ids.tolist()):
@@ -146,7 +145,7 @@ def test_a_template_that_cannot_mark_the_assistant_says_why(
 
 
 def test_a_conversation_without_an_assistant_has_nothing_to_learn(tokenizer: Any) -> None:
-    with pytest.raises(Unmarkable, match="no message of the assistant"):
+    with pytest.raises(Unmarkable, match="no message to learn from"):
         marked(tokenizer, CHAT[:1])
 
 

@@ -142,8 +142,11 @@ def experience(case: Case, number: int) -> Experience:
         "advantages": Ragged.of(advantages, np.float32),
         "old_logprobs": Ragged.of(old, np.float32),
     }
-    if case.kind == "sft":
+    if case.kind in ("sft", "weighted"):
         columns = {}
+    if case.kind == "weighted":  # what each token counts
+        counts = [mask * np.float32(number % 3 + 0.25) for number, mask in enumerate(masks)]
+        sequences = replace(sequences, loss_weights=Ragged.of(counts, np.float32))
     if case.kind == "kto":
         alone = replace(sequences, group=np.arange(len(sequences)))
         desirable, crossed = rng.random(len(alone)) < 0.4, rng.normal(0.5, 1.0, len(alone))
@@ -175,7 +178,7 @@ def algorithm(case: Case) -> Algorithm:
         rejection: dict[Any, Any] = {"token": (0.77, 1.3), "mean_k3": 0.022}
         return GSPO(correction="tis", correction_level="sequence", rejection=rejection)
     kinds: dict[str, type[Algorithm]] = {
-        "grpo": GRPO, "echo": GRPO, "sft": SFT, "reward": BradleyTerry, "kto": KTO,
+        "grpo": GRPO, "echo": GRPO, "sft": SFT, "weighted": SFT, "reward": BradleyTerry, "kto": KTO,
         "reinforce_pp": ReinforcePP,
     }  # fmt: skip
     return kinds[case.kind]()

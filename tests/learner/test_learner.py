@@ -92,6 +92,42 @@ def test_the_loss_of_an_update_is_the_mean_over_its_tokens(make_learner, experie
     assert metrics["policy/loss"] == pytest.approx(-expected.values[mask].mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("micro", [MicroBatch(max_tokens=512), MicroBatch(max_sequences=1)])
+def test_tokens_pull_by_their_weights_however_an_update_is_cut(
+    make_learner, experience, micro, aggregation
+):
+    """Against transformers' logits and autograd in float64, and sum_t w_t (-log p_t) / sum_t w_t as
+    it is written. The nll of the metrics is the mean without weights.
+    """
+    algorithm, mask = SFT(aggregation=aggregation), experience.sequences.loss_mask
+    counts = mask.like((mask.values * (0.25 + np.arange(len(mask.values)) % 4)).astype(np.float32))
+    weighted = dataclasses.replace(experience.sequences, loss_weights=counts)
+    learner = make_learner(micro)
+    lm = copy.deepcopy(learner.backbone.lm).double()
+    lm.set_attn_implementation("eager")
+    parts = []
+    for tokens, count in zip(weighted.tokens, counts, strict=True):
+        ids, w = (torch.from_numpy(column.astype(np.float64)) for column in (tokens, count))
+        table = lm(ids.long()[None]).logits[0, :-1].log_softmax(-1)
+        missed = -table.gather(-1, ids[1:].long()[:, None])[:, 0]
+        parts.append((w[1:] @ missed, w.sum(), missed.detach()[w[1:] > 0]))
+    if aggregation == "token":
+        loss = sum(part for part, *_ in parts) / sum(count for _, count, _ in parts)
+    else:
+        loss = sum(part / count for part, count, _ in parts) / len(parts)
+    loss.backward()
+    wanted = {name: parameter.grad.flatten() for name, parameter in lm.named_parameters()}
+    update = Update(algorithm.experience(weighted), ALL)
+    gradient = gradient_of(learner, update, algorithm)
+    expected = torch.cat([wanted[name] for name in learner.optimizer.master])
+    assert (gradient - expected).norm() <= 2e-5 * expected.norm()
+    metrics = make_learner(micro).update(update, algorithm).result().metrics
+    assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    plain = torch.cat([missed for *_, missed in parts]).mean().item()
+    assert metrics["policy/nll"] == pytest.approx(plain, rel=1e-5)
+
+
 def test_an_update_reports_the_logprobs_from_before_its_step(make_learner, experience):
     learner = make_learner()
     before = learner.logprobs(experience.sequences).result()

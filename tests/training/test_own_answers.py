@@ -3,6 +3,7 @@ trained on, and the same bits after a resume.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def test_a_row_gets_the_answer_in_place_of_its_last_one_and_loss_on_it_alone() -
     assert after.token_ids.tolist() == [100, 101, 102, 103, 5, 6, 2]
     assert after.loss_mask.tolist() == [False] * 4 + [True] * 3
     assert (after.ticket, after.row) == (7, 7)
+
+
+def test_an_answer_has_the_weight_of_the_one_that_it_replaces() -> None:
+    before = row(7, [0, 1, 0, 0, 1, 1, 0])
+    before = replace(before, loss_weights=np.array([0, 3, 0, 0, 0.5, 0.5, 0], np.float32))
+    drawn = np.array([5, 6, 2], np.int32)
+    answer = Completion(7, 0, 0, drawn, np.zeros(3, np.float32), "stop", ((0, 3),), "")
+    after = with_answer(before, before.token_ids[:4], answer)
+    assert after.loss_weights is not None
+    assert after.loss_weights.tolist() == [0, 0, 0, 0, 0.5, 0.5, 0.5]
 
 
 def test_answers_that_did_not_end_by_themselves_are_truncated() -> None:
@@ -209,6 +220,10 @@ def test_a_student_comes_nearer_to_its_teacher_on_its_own_answers(
         (
             {"rollout": {"source": "replay", "replay_path": "runs/x"}},
             r'rollout\.source: "replay" has no answers of this student',
+        ),
+        (
+            {"data": {"path": "rows.jsonl", "loss_turns": ["user", "assistant"]}},
+            r"data\.loss_turns: the student answers alone",
         ),
         (
             {"data": {"path": "rows.jsonl", "loss_turns": "everything"}},

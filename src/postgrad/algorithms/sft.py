@@ -14,9 +14,10 @@ from postgrad.ops.losses import entry_weights
 
 
 class SFT(PolicyAlgorithm):
-    """aggregation "token": every loss token of an update counts the same; "sequence": every
-    conversation does. The loss "dft" multiplies that of each token by its probability, through
-    which no gradient goes: rare tokens pull less (Wu et al. 2025, arXiv:2508.05629).
+    """aggregation "token": every loss token of an update counts the same, or as the weight of its
+    message says; "sequence": every conversation counts the same. The loss "dft" multiplies that of
+    each token by its probability, through which no gradient goes: rare tokens pull less (Wu et al.
+    2025, arXiv:2508.05629).
     """
 
     loss: Literal["nll", "dft"] = "nll"
@@ -27,11 +28,13 @@ class SFT(PolicyAlgorithm):
         return Experience(sequences, {}, sequences.loss_mask.sums() > 0)
 
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
-        return entry_weights(sequences.loss_mask, rows, self.aggregation)
+        return entry_weights(
+            sequences.loss_mask, rows, self.aggregation, token_weights=sequences.loss_weights
+        )
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """-sum(weight * logp), with "dft" -sum(weight * p * logp). Metric "policy/nll": nats per
-        loss token, with either loss.
+        loss token, with either loss and whatever tokens weigh.
         """
         logprobs = inputs.logprobs.detach()
         weight = inputs.weight if self.loss == "nll" else inputs.weight * logprobs.exp()

@@ -248,6 +248,8 @@ class Sequences:
     # Of each sequence, the tokens at which a conversation of its own begins, rising: behind them
     # nothing before them is read (Rollout). The first one begins at 0, which is not said. (): none.
     openings: tuple[tuple[int, ...], ...] = ()
+    # float32 [N]: what each loss token counts in the loss of SFT, 0 elsewhere; None: 1 each.
+    loss_weights: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -281,8 +283,9 @@ class Sequences:
         taken: list[int] = rows.tolist()
         images = tuple(self.images[row] for row in taken) if self.images else ()
         openings = tuple(self.openings[row] for row in taken) if self.openings else ()
+        weights = None if self.loss_weights is None else self.loss_weights.take(rows)
         tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
-        return Sequences(tokens, loss_mask, self.group[rows], experts, images, openings)
+        return Sequences(tokens, loss_mask, self.group[rows], experts, images, openings, weights)
 
     @property
     def shared_by(self) -> Ragged:

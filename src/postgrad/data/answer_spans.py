@@ -1,18 +1,19 @@
-"""Where an answer stands in the text that a chat template wrote.
+"""Where a message stands in the text that a chat template wrote.
 
-A span begins behind the generation prompt and ends with the token that ends the turn. Where that
-cannot be told from the text, or a part of the answer is missing in it, the conversation is refused:
-nothing is guessed.
+The span of an answer begins behind the generation prompt, that of another message with its content;
+both end with the token that ends the turn. Where that cannot be told from the text, or a part of
+the answer is missing in it, the conversation is refused: nothing is guessed.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from postgrad.core.media import MARK
-from postgrad.data.chat_format import REASONING, Message
+from postgrad.data.chat_format import REASONING, Message, says_nothing
 
 THINK, THOUGHT = "<think>", "</think>"  # around the thoughts of an answer
 _OPENED = (
@@ -20,10 +21,14 @@ _OPENED = (
     "template whose prompt opens none (data.chat_template)"
 )
 LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
+BLANK = "\ue000"  # stands for a content, to see where the template writes it
+
+
+WeightedSpan = tuple[int, int, float]  # start and end in characters, what its tokens count
 
 
 class Unmarkable(Exception):
-    """A conversation whose assistant tokens cannot be marked; the message says why."""
+    """A conversation whose learned tokens cannot be marked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,9 @@ class Rendered:
     """A conversation as the chat template writes it."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss
+    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss, rising
     prompt: str  # what the policy reads before the first span, the generation prompt included
+    weights: tuple[float, ...] = ()  # what tokens of each span count; (): 1 each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +49,184 @@ class TurnEnds:
     of_text: Callable[[], str | None]  # the token after an answer of plain text; None: not known
 
 
+def asked_texts(
+    messages: Sequence[Message], learned: Sequence[int]
+) -> list[tuple[Sequence[Message], list[tuple[int, bool]]]]:
+    """What a template has to write for `answer_texts`: each time messages, and of how many of them
+    the text is wanted, with or without the generation prompt. learned: see there.
+    """
+    answers = [i for i in learned if messages[i]["role"] == "assistant"]
+    wanted = [(len(messages), False)]
+    for i in (i for i in answers if i):
+        wanted.append((i, True))
+        if i < len(messages) - 1:  # the last message needs no rendering of its own
+            wanted.append((i + 1, False))
+    others = _others(messages, learned)
+    if not others:
+        return [(messages, wanted)]
+    blank = [{**m, "content": BLANK} if i in others else m for i, m in enumerate(messages)]
+    places = [(i + 1, False) for i in others] + [(i, True) for i in answers if i]
+    return [(messages, wanted), (blank, [*places, (len(messages), False)])]
+
+
+def _others(messages: Sequence[Message], learned: Sequence[int]) -> list[int]:
+    """The learned messages that are no answers; a blank one has nothing to learn."""
+    others = (i for i in learned if messages[i]["role"] != "assistant")
+    return [i for i in others if not says_nothing(messages[i])]
+
+
 def answer_texts(
-    messages: Sequence[Message], answers: Sequence[int], texts: Sequence[str], ends: TurnEnds
+    messages: Sequence[Message],
+    learned: Sequence[int],
+    texts: Sequence[str],
+    blanks: Sequence[str],
+    ends: TurnEnds,
 ) -> list[Rendered]:
     """A conversation as one text, or as one for each answer where the template writes an answer
-    differently once more messages follow.
+    differently once more messages follow. Then another message bears loss in the text of the next
+    answer that does, and those behind the last answer in a text of their own.
 
-    answers: indices of the messages that bear loss. texts: what the template writes for the whole
-    conversation; then for each answer but one at index 0, its prompt, and, unless it is the last
-    message, all messages up to it. Raises Unmarkable.
+    learned: indices of the messages that bear loss. texts, blanks: of each of asked_texts, what the
+    template writes. Raises Unmarkable.
     """
-    if not answers:
+    answers = [i for i in learned if messages[i]["role"] == "assistant"]
+    others = _OtherMessages(messages, _others(messages, learned), blanks, ends)
+    if not answers and not others.numbers:
         roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
-        raise Unmarkable(
-            f"there is no message of the assistant to learn from (its roles are {roles[:200]})"
-        )
+        raise Unmarkable(f"there is no message to learn from (its roles are {roles[:200]})")
     text, *renderings = texts
     if problem := dropped_from(messages, text):
         raise Unmarkable(problem)
-    rendered: list[Rendered] = []
+    parts: list[tuple[str, list[WeightedSpan]]] = []
     completed = False  # whether an answer got its thoughts back
     for i in answers:
         if i == 0:
             raise Unmarkable("it begins with the assistant, so it answers nothing")
         prompt = renderings.pop(0)
         turn_text = text if i == len(messages) - 1 else renderings.pop(0)
-        rendered.append(_answered(messages[i], i, turn_text, prompt, ends))
-        completed |= rendered[-1].text != turn_text
-    if not completed and all(
-        text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in rendered
-    ):
-        spans = tuple(rendering.spans[0] for rendering in rendered)
-        return [Rendered(text, spans, rendered[0].prompt)]
-    return rendered
+        answered = _answered(messages[i], i, turn_text, prompt, ends)
+        completed |= answered.text != turn_text
+        span = *answered.spans[0], messages[i].get("weight", 1)
+        parts.append((answered.text, [*others.spans(i, prompt), span]))
+    behind = others.spans(len(messages), text)
+    if not completed and all(text.startswith(part[: spans[-1][1]]) for part, spans in parts):
+        parts = [(text, [span for _, spans in parts for span in spans] + behind)]
+    elif behind:
+        parts.append((text, behind))
+    return [_rendered(*part) for part in parts]
+
+
+def _rendered(text: str, spans: Sequence[WeightedSpan]) -> Rendered:
+    """The text with its spans; of those that touch and count the same one is made, so that a token
+    may lie in both.
+    """
+    joined: list[WeightedSpan] = []
+    for start, end, weight in spans:
+        if joined and joined[-1][1:] == (start, weight):
+            start = joined.pop()[0]
+        joined.append((start, end, weight))
+    weights = tuple(weight for _, _, weight in joined)
+    places = tuple((start, end) for start, end, _ in joined)
+    return Rendered(text, places, text[: places[0][0]], weights if {*weights} != {1} else ())
+
+
+class _OtherMessages:
+    """Learned messages that are no answers, as a template writes them.
+
+    They are told from a second rendering, in which a BLANK stands for each of their contents: where
+    the two texts differ in nothing else, they show where each content stands. Behind it, what the
+    template writes up to the token that ends the turn belongs to the message.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        numbers: Sequence[int],
+        blanks: Sequence[str],
+        ends: TurnEnds,
+    ) -> None:
+        """numbers: of the messages. blanks: see asked_texts. Raises Unmarkable for images."""
+        self.numbers = numbers
+        self._messages = messages
+        self._waiting = list(numbers)  # without a span
+        self._blanks = list(blanks[len(numbers) :])
+        self._closings: dict[int, str] = {}  # what the template writes behind a content
+        for i, text in zip(numbers, blanks, strict=False):
+            if "images" in messages[i]:
+                raise Unmarkable(
+                    f"message {i} has images, and the loss on what it says beside them is not "
+                    "supported: give it a weight of 0"
+                )
+            behind = text.rpartition(BLANK)[2] if BLANK in text else ""
+            end = ends.tokens.search(behind)
+            self._closings[i] = behind[: end.end()] if end else behind
+
+    def spans(self, limit: int, text: str) -> list[WeightedSpan]:
+        """Of those before message `limit` that have no span yet. text: of all messages before it,
+        as asked_texts has them in this order. Raises Unmarkable.
+        """
+        if not self.numbers:
+            return []
+        blank = self._blanks.pop(0)
+        fresh = [i for i in self._waiting if i < limit]
+        self._waiting = self._waiting[len(fresh) :]
+        if not fresh:
+            return []
+        places = self._places([i for i in self.numbers if i < limit], text, blank)
+        spans: list[WeightedSpan] = []
+        for i in fresh:
+            start, end, after = places[i]
+            closing = self._closings[i]
+            message, follower = self._messages[i], self._messages[min(i + 1, limit - 1)]
+            if after.startswith(closing):
+                end += len(closing)
+            elif i + 1 in places and follower["role"] == message["role"]:
+                end = places[i + 1][0]  # one turn, as of several results of tools
+            else:
+                alike = takewhile(
+                    lambda pair: pair[0] == pair[1], zip(after, closing, strict=False)
+                )
+                end += sum(1 for _ in alike)
+            spans.append((start, end, message.get("weight", 1)))
+        return spans
+
+    def _places(
+        self, numbers: Sequence[int], text: str, blank: str
+    ) -> dict[int, tuple[int, int, str]]:
+        """Where the contents of messages begin and end in `text`, and what follows up to the next.
+        A blank or a quote in front belongs to a content: tokenizers join it with the first word.
+        """
+        before, *afters = blank.split(BLANK)
+        place = len(before)
+        places: dict[int, tuple[int, int, str]] = {}
+        written: str | None = before if text.startswith(before) else None
+        for i, after in zip(numbers, afters, strict=False):
+            forms = _forms(self._messages[i]["content"]) if written is not None else ()
+            written = next((f for f in forms if text.startswith(f + after, place)), None)
+            if written is None:
+                break
+            start = place
+            while place - start < len(before) and text[start - 1] in ' "':
+                start -= 1
+            place += len(written)
+            places[i] = start, place, after
+            before, place = after, place + len(after)
+        if len(places) < max(len(numbers), len(afters)) or place != len(text):
+            roles = " and the ".join(dict.fromkeys(self._messages[i]["role"] for i in numbers))
+            raise Unmarkable(
+                f"the chat template does not write what the {roles} says once and as it is, so its "
+                "tokens cannot be told: leave the role out of data.loss_turns, give the messages "
+                "a weight of 0, or take another data.chat_template"
+            )
+        return places
+
+
+def _forms(content: str) -> Iterator[str]:
+    """A content as templates write it: as it is, without white space at its ends, inside JSON."""
+    for form in (content, content.strip()):
+        yield form
+        for ascii_only in (False, True):
+            yield json.dumps(form, ensure_ascii=ascii_only)[1:-1]
 
 
 def dropped_from(messages: Sequence[Message], text: str) -> str | None:

@@ -17,7 +17,7 @@ from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.answers import PreferenceRow, margin_of, metadata_of
+from postgrad.data.answers import PreferenceRow, margin_of, metadata_of, require_no_fractions
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
@@ -41,6 +41,7 @@ from postgrad.data.texts import (
     TOO_LONG,
     TRUNCATED,
     USED,
+    MarkedTokens,
     TokenStore,
     count_fates,
     fates_of_lengths,
@@ -185,6 +186,7 @@ def _selected(
     inside = 0
     for row in prepared_rows(settings, book):
         preference = read(row, settings)
+        require_no_fractions(preference)
         shapes[preference.shape] += 1
         inside += preference.parts_inside_a_turn
         fate = _before_tokens(settings, preference, selection) or bound.fate(
@@ -245,8 +247,7 @@ def _columns(
 
         counts = array("q")  # texts of each conversation
         texts = _texts(answers, rendered, counts, reader)
-        ended = (_ended(*tokens) for tokens in marked(tokenizer, answers.rows, texts))
-        return in_rows(ended, counts)
+        return in_rows(map(_ended, marked(tokenizer, answers.rows, texts)), counts)
 
     if cache is None:
         return make()
@@ -279,14 +280,12 @@ def _texts(
         yield from ((row, text) for text in texts)
 
 
-def _ended(
-    ids: NDArray[np.int32], mask: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+def _ended(text: MarkedTokens) -> MarkedTokens:
     """The tokens up to the end of the last answer: a rollout ends there too, so what the template
     writes behind it is dropped.
     """
-    end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0
-    return ids[:end], mask[:end]
+    end = int(np.flatnonzero(text.mask)[-1]) + 1 if text.mask.any() else 0
+    return MarkedTokens(text.ids[:end], text.mask[:end])
 
 
 def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:

@@ -122,6 +122,18 @@ class PreferenceRow:
         return [*first, *(turn for conversation in others for turn in conversation[self.first :])]
 
 
+def require_no_fractions(preference: PreferenceRow) -> None:
+    """Raises UsageError for a message with a weight that is neither 0 nor 1: losses compare the
+    logprobs of answers, which are sums over tokens that count the same.
+    """
+    row, chats = preference.row, preference.conversations
+    if any(message.get("weight", 1) not in (0, 1) for chat in chats for message in chat):
+        raise UsageError(
+            f"{row.place}: row {row.index} has a message with a weight that is neither 0 nor 1: "
+            'fractions and multiples are of job = "sft"; round them with data.map'
+        )
+
+
 def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's chosen and rejected conversation. Raises UsageError that names row and column."""
     if settings.chosen not in row.values and {settings.completion, settings.label} <= {*row.values}:

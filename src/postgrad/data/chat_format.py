@@ -2,19 +2,25 @@
 
 A message has a `role` and a `content`, which is text ("" where a message only calls tools), and all
 other keys of the row that chat templates may read: `tool_calls`, `reasoning_content`, `name`. The
-functions that a conversation may call are the key `tools` of its first message. A `weight` of 0
-marks an answer that bears no loss. `images` are the sources of a message's images, in the order of
-the MARKs in its content; None for one that another column of the row has (data/images.py).
+functions that a conversation may call are the key `tools` of its first message. A `weight` is what
+each token of a message counts in the loss, where that is not 1. `images` are the sources of a
+message's images, in the order of the MARKs in its content; None for one that another column of the
+row has (data/images.py).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from postgrad.core.media import MARK
 from postgrad.data.json_text import parsed_json
 
 Message = dict[str, Any]
+# Of the chat format, and of models: OpenAI's developer, Llama's ipython, OLMo's environment.
+Role = Literal["system", "developer", "user", "assistant", "tool", "ipython", "environment"]
+# Which messages bear loss: all answers of the assistant, the last answer, all tokens of a
+# conversation, or the messages of these roles.
+LossTurns = Literal["all", "last", "everything"] | tuple[Role, ...]
 
 SHAPE = 'a list of {"role": text, "content": text}'
 SPEAKERS = {  # ShareGPT's `from`
@@ -36,7 +42,8 @@ REASONING = (
     "reasoning",
     "thinking",
 )  # what templates call an answer's thoughts
-WEIGHTS = ("weight", "loss", "train")  # OpenAI, ms-swift, axolotl: whether an answer is learned
+WEIGHTS = ("weight", "loss", "train", "training")  # OpenAI, ms-swift, axolotl: what tokens count
+WEIGHT_BOUNDS = (1e-6, 1e6)  # of a weight that is not 0: float32 holds their ratios well
 EMPTY = (None, "", [], {})  # what tables fill in where a message lacks a key
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image", "image_url", "input_image")
@@ -44,8 +51,11 @@ SOURCES = ("image", "image_url", "url", "path", "base64", "bytes")  # keys of su
 READ_HERE = {"role", "content", "tool_calls", "function_call", "from", "value", "images", *WEIGHTS}
 
 
-def messages_of(value: Any, *, strip: bool) -> list[Message]:
+def messages_of(
+    value: Any, *, strip: bool, learned: Collection[str] | None = None
+) -> list[Message]:
     """A column's value as messages. strip: without white space at both ends of each content.
+    learned: the roles of data.loss_turns; None: there is no such key, and answers alone bear loss.
 
     Raises ValueError that says what is wrong, with the number of the message from 0 on.
     """
@@ -54,7 +64,7 @@ def messages_of(value: Any, *, strip: bool) -> list[Message]:
         raise ValueError(f"{SHAPE}; it is {_kind(value)}")
     if not value:
         raise ValueError(f"{SHAPE}; the list is empty")
-    messages = [_message(message, number, strip) for number, message in enumerate(value)]
+    messages = [_message(message, number, strip, learned) for number, message in enumerate(value)]
     for number, message in enumerate(messages):
         if "tools" in message:
             _require_tools(message, number)
@@ -99,9 +109,23 @@ def with_tools(messages: Sequence[Message], tools: list[dict[str, Any]]) -> list
     return [{**first, "tools": tools}, *rest] if tools else list(messages)
 
 
-def bears_loss(message: Mapping[str, Any]) -> bool:
-    """Whether a message is an answer that is learned."""
-    return message["role"] == "assistant" and message.get("weight", 1) != 0
+def roles_of(turns: LossTurns) -> tuple[str, ...]:
+    """The roles whose messages may bear loss."""
+    if turns == "everything":
+        return get_args(Role)
+    return ("assistant",) if isinstance(turns, str) else turns
+
+
+def learned_in(messages: Sequence[Message], turns: LossTurns, first: int = 0) -> list[int]:
+    """The messages that bear loss, by number, from message `first` on."""
+    roles = roles_of(turns)
+    learned = [i for i in range(first, len(messages)) if bears_loss(messages[i], roles)]
+    return learned[-1:] if turns == "last" else learned
+
+
+def bears_loss(message: Mapping[str, Any], roles: Collection[str] = ("assistant",)) -> bool:
+    """Whether a message is of one of these roles and is learned."""
+    return message["role"] in roles and message.get("weight", 1) != 0
 
 
 def says_nothing(message: Mapping[str, Any]) -> bool:
@@ -140,7 +164,7 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def _message(value: Any, number: int, strip: bool) -> Message:
+def _message(value: Any, number: int, strip: bool, learned: Collection[str] | None) -> Message:
     if not isinstance(value, dict):
         raise ValueError(f"{SHAPE}; message {number} is {_kind(value)}")
     if "role" not in value and "from" in value:
@@ -169,8 +193,9 @@ def _message(value: Any, number: int, strip: bool) -> Message:
         message["images"] = images
     if calls:
         message["tool_calls"] = [_call(call, number) for call in calls]
-    if _weight(value, role, number) == 0:
-        message["weight"] = 0
+    weight = _weight(value, message["role"], number, learned)
+    if weight != 1:
+        message["weight"] = weight
     for key, other in value.items():
         if key not in READ_HERE and other not in EMPTY:
             message[key] = other
@@ -203,6 +228,11 @@ def _text(content: Any, number: int, empty: bool, images: list[Any]) -> str:
             )
         if not isinstance(text, str):
             raise ValueError(f"message {number} has a part without text")
+        if isinstance(part, dict) and any(part.get(key) not in (None, 1) for key in WEIGHTS):
+            raise ValueError(
+                f"message {number} has a part with a weight of its own, and weights are of whole "
+                "messages: take it out with data.map, or divide the message"
+            )
         texts.append(text)
     return "".join(texts)
 
@@ -273,21 +303,29 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _weight(value: Mapping[str, Any], role: str, number: int) -> int:
-    """1, or 0 for an answer that bears no loss."""
-    for key in WEIGHTS:
-        weight = value.get(key)
-        if weight is None:
-            continue
-        if weight not in (0, 1):
-            raise ValueError(f"message {number} has {key} = {weight!r}: it has to be 0 or 1")
-        if role != "assistant" and weight == 1 and key != "weight":
+def _weight(
+    value: Mapping[str, Any], role: str, number: int, learned: Collection[str] | None
+) -> int | float:
+    """What each token of a message counts in the loss; 0: it bears none."""
+    stated = {key: value[key] for key in WEIGHTS if value.get(key) is not None}
+    (low, high), roles = WEIGHT_BOUNDS, learned or ("assistant",)
+    for key, weight in stated.items():
+        if not isinstance(weight, int | float) or not (weight == 0 or low <= weight <= high):
             raise ValueError(
-                f"message {number} is by the {role} and says {key} = {weight!r}: only answers of "
-                "the assistant are learned"
+                f"message {number} has {key} = {weight!r}: it has to be 0, or a number from "
+                f"{low:g} to {high:g}"
             )
-        return int(weight)
-    return 1
+        if role not in roles and (weight not in (0, 1) or (weight == 1 and key != "weight")):
+            other = "" if learned is None else ", and data.loss_turns names no other role"
+            raise ValueError(
+                f"message {number} is by the {role} and has {key} = {weight!r}: only messages of "
+                f"the {' and the '.join(roles)} are learned{other}"
+            )
+    if len({*stated.values()}) > 1:
+        both = " and ".join(f"{key} = {weight!r}" for key, weight in stated.items())
+        raise ValueError(f"message {number} has {both}, which differ: keep one of them")
+    weight = next(iter(stated.values()), 1)
+    return int(weight) if weight == int(weight) else weight
 
 
 def _from_sharegpt(value: Mapping[str, Any], number: int) -> dict[str, Any]:

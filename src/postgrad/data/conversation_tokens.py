@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
@@ -26,12 +25,10 @@ from postgrad.data.templates import (
     turn_ends,
     unencodable,
 )
-from postgrad.data.texts import in_rows
+from postgrad.data.texts import MarkedTokens, in_rows
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
-
-Masked = tuple[NDArray[np.int32], NDArray[np.bool_]]  # token ids [T] and loss mask [T] of a text
 
 
 def conversation_columns(
@@ -67,7 +64,7 @@ def _watched(messages: PackedJson[list[Message]]) -> Iterator[list[Message]]:
     return tracked("rows tokenised", messages, len(messages))
 
 
-def _single_texts(texts: Iterable[Masked], rows: PackedRows) -> TokenColumns:
+def _single_texts(texts: Iterable[MarkedTokens], rows: PackedRows) -> TokenColumns:
     """The columns of rows that are one text each."""
     try:
         return in_rows(texts, np.ones(len(rows), np.int64))
@@ -81,7 +78,7 @@ def _fully_learned(
     messages: PackedJson[list[Message]],
     call: Mapping[str, Any],
     reader: "ImageReader | None",
-) -> Iterator[Masked]:
+) -> Iterator[MarkedTokens]:
     """Conversations as the template writes them. Every token bears loss but the first, which
     nothing predicts, and those of images.
     """
@@ -107,7 +104,7 @@ def _fully_learned(
     for encoded in encoded_texts(tokenizer, texts()):
         ids = np.array(encoded, np.int32)
         mask = np.arange(len(ids)) > 0
-        yield ids, mask if reader is None else mask & (ids != reader.token_id)
+        yield MarkedTokens(ids, mask if reader is None else mask & (ids != reader.token_id))
 
 
 def _readable(text: str | Unmarkable, messages: list[Message], reader: "ImageReader | None") -> str:
@@ -132,7 +129,7 @@ def _tokenised(
         tokenizer,
         ((each, 0) for each in _watched(messages)),
         ends=turn_ends(tokenizer),
-        turns="last" if settings.loss_turns == "last" else "all",
+        turns=settings.loss_turns,
         variables=call,
         parts=reader is not None,
     )

@@ -13,7 +13,14 @@ from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper
 from postgrad.data.cache import TokenCache, TokenColumns
-from postgrad.data.chat_format import Message, bears_loss, says_nothing
+from postgrad.data.chat_format import (
+    LossTurns,
+    Message,
+    bears_loss,
+    learned_in,
+    roles_of,
+    says_nothing,
+)
 from postgrad.data.conversation_tokens import conversation_columns
 from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
@@ -55,9 +62,10 @@ class Conversation:
     ticket: int  # the global number of the draw
     row: int  # index in the dataset, from 0
     token_ids: NDArray[np.int32]  # [T]
-    loss_mask: NDArray[np.bool_]  # [T] True at the assistant's tokens, its end-of-turn included
+    loss_mask: NDArray[np.bool_]  # [T] True at the learned tokens, ends of turns included
     images: tuple[PlacedImage, ...] = ()
     text: int = 0  # which of its row's texts, where a row was unrolled into one for each answer
+    loss_weights: NDArray[np.float32] | None = None  # [T] see Sequences; None: 1 each
 
 
 class ConversationSet(DrawnSet[Conversation]):
@@ -77,7 +85,7 @@ def load_conversations(
     by all sets of the run. reader: of a model that reads images; others refuse rows with some.
 
     A conversation over settings.max_len tokens is dropped, cut at its end, or an error, as
-    settings.on_too_long says. Raises UsageError that shows the first row whose assistant tokens the
+    settings.on_too_long says. Raises UsageError that shows the first row whose learned tokens the
     chat template cannot mark.
     """
     selection = selection or Selection()
@@ -89,6 +97,7 @@ def load_conversations(
     columns = conversation_columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     texts = _texts_of(columns, settings)
     ids, mask = (columns[name].values for name in ("token_ids", "loss_mask"))
+    weights = columns["loss_weights"].values if "loss_weights" in columns else None
     del columns
     _cut(texts, ids, mask, rows, messages, settings, reader)
     fates = _together(texts, len(rows))
@@ -110,7 +119,8 @@ def load_conversations(
         book.notes.append(_note(unrolled, settings))
     book.notes += noted
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
-    entries = _Conversations(TokenStore.of(ids, mask), texts, np.flatnonzero(kept), rows, settings)
+    tokens = TokenStore.of(ids, mask)
+    entries = _Conversations(tokens, weights, texts, np.flatnonzero(kept), rows, settings)
     return ConversationSet(entries, account, settings.shuffle)
 
 
@@ -120,13 +130,14 @@ class _Conversations(Records[Conversation]):
     def __init__(
         self,
         tokens: TokenStore,
+        weights: NDArray[np.float32] | None,
         texts: "_Texts",
         kept: NDArray[np.int64],
         rows: PackedRows,
         settings: DataSettings,
     ) -> None:
-        """kept: which of the texts are used."""
-        self._tokens = tokens
+        """weights: [N] of the tokens; None: 1 each. kept: which of the texts are used."""
+        self._tokens, self._weights = tokens, weights
         self._begin, self._end = texts.begin[kept], texts.end[kept]
         self._row, self._number = rows.index[texts.row[kept]], texts.number[kept].astype(np.int32)
         self._images = {
@@ -141,13 +152,13 @@ class _Conversations(Records[Conversation]):
 
     def record(self, place: int) -> Conversation:
         """The training row at `place`."""
-        ids, mask = self._tokens.part(int(self._begin[place]), int(self._end[place]))
+        begin, end = int(self._begin[place]), int(self._end[place])
+        ids, mask = self._tokens.part(begin, end)
         if self._split:
             mask[:1] = False
-        images = self._images.get(place, ())
-        return Conversation(
-            place, int(self._row[place]), ids, mask, images, int(self._number[place])
-        )
+        images, number = self._images.get(place, ()), int(self._number[place])
+        weights = None if self._weights is None else self._weights[begin:end]
+        return Conversation(place, int(self._row[place]), ids, mask, images, number, weights)
 
 
 def _note(unrolled: NDArray[np.int64], settings: DataSettings) -> str:
@@ -268,15 +279,13 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        turns = [message for message in messages if message["role"] == "assistant"]
-        learned = [*filter(bears_loss, turns)] or turns
-        learned = learned[-1:] if settings.loss_turns == "last" else learned
+        learned = _to_learn(messages, settings.loss_turns)
         fate = selection.left_out(settings, row, asked, [*asked, *answers])
-        if fate is None and turns and all(map(says_nothing, learned)):
+        if fate is None and learned and all(map(says_nothing, learned)):
             fate = "empty"
         if settings.loss_turns == "everything":
             _require_no_weights(row, messages)
-        if fate is None and not _can_teach(messages, answers, settings):
+        if fate is None and not _can_teach(messages, learned, settings):
             fate = "no_loss"
         fate = fate or bound.fate(row, messages)
         if fate is not None:
@@ -297,18 +306,36 @@ def _selected(
     return rows, conversations, columns.layouts() + columns.unread()
 
 
+def _to_learn(messages: list[Message], turns: LossTurns) -> list[Message]:
+    """The messages that bear loss; where weights of 0 leave none, those that would without. Of
+    "everything", the answers.
+    """
+    turns = "all" if turns == "everything" else turns
+    learned = [messages[i] for i in learned_in(messages, turns)]
+    if learned:
+        return learned
+    roles = roles_of(turns)
+    unlearned = [message for message in messages if message["role"] in roles]
+    return unlearned[-1:] if turns == "last" else unlearned
+
+
 def _require_no_weights(row: Row, messages: Sequence[Message]) -> None:
-    """Raises UsageError for an answer of weight 0, where all of a conversation is learned."""
-    if any(message.get("weight") == 0 for message in messages):
-        raise UsageError(
-            f"{row.place}: row {row.index} has an answer with a weight of 0, which bears no loss, "
-            'and data.loss_turns = "everything" puts loss on all of a conversation: remove the '
-            'weight, or take data.loss_turns = "all"'
-        )
+    """Raises UsageError for a message with a weight, where all of a conversation is learned."""
+    for message in messages:
+        if (weight := message.get("weight", 1)) != 1:
+            raise UsageError(
+                f"{row.place}: row {row.index} has a message with a weight of {weight:g}, and "
+                'data.loss_turns = "everything" puts the same loss on all tokens of a '
+                "conversation: remove the weight, or name roles, as in data.loss_turns = "
+                '["user", "assistant"]'
+            )
 
 
-def _can_teach(messages: Sequence[Message], answers: Sequence[str], settings: DataSettings) -> bool:
-    """False for a blank text, and where every answer has a weight of 0."""
+def _can_teach(
+    messages: Sequence[Message], learned: Sequence[Message], settings: DataSettings
+) -> bool:
+    """False for a blank text, and where all of _to_learn has a weight of 0."""
     if settings.text:
         return bool(messages[0]["content"].strip())
-    return not answers or any(map(bears_loss, messages))
+    roles = roles_of(settings.loss_turns)
+    return not learned or any(bears_loss(message, roles) for message in learned)

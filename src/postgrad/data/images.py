@@ -121,7 +121,8 @@ def _with_texts(rendered: Rendered, digests: Sequence[str], reader: "ImageReader
 
     text = _filled(rendered.text, reader.placeholder, written)
     spans = tuple((moved(start), moved(end)) for start, end in rendered.spans)
-    return Rendered(text, spans, _filled(rendered.prompt, reader.placeholder, written))
+    prompt = _filled(rendered.prompt, reader.placeholder, written)
+    return Rendered(text, spans, prompt, rendered.weights)
 
 
 def _filled(text: str, placeholder: str, written: Sequence[str]) -> str:

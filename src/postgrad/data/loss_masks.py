@@ -1,4 +1,4 @@
-"""Loss masks: which tokens of a conversation the assistant wrote.
+"""Loss masks: which tokens of a conversation bear loss, and what each of them counts.
 
 They come from the offsets of tokens in the text, so templates need no {% generation %} marks. Where
 a mask cannot be told from the text, the conversation is refused: nothing is guessed.
@@ -17,14 +17,15 @@ from postgrad.core.errors import UsageError
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.rows import Row
 from postgrad.data.templates import Unencodable, encode, encoded_ahead, unencodable
+from postgrad.data.texts import MarkedTokens
 
 MOST_TAILS = 1000  # of prompts, whose tokens are remembered
 
 
 def tokenise(
     tokenizer: Any, conversations: Iterable[Rendered]
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
-    """(token ids [T], loss mask [T]) of each conversation, or why it cannot be marked.
+) -> Iterator[MarkedTokens | Unmarkable]:
+    """The tokens of each conversation, or why it cannot be marked.
 
     Checked token by token: none may straddle the edge of a span, the tokens before the first span
     are those of the prompt alone, and the marked tokens decode to the span's text. Raises
@@ -45,11 +46,10 @@ def tokenise(
 
 def marked(
     tokenizer: Any, rows: Sequence[Row], texts: Iterable[tuple[int, Rendered]]
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """(token ids, loss mask) of each text. texts: each with the place of its row in `rows`, for
-    error messages.
+) -> Iterator[MarkedTokens]:
+    """The tokens of each text. texts: each with the place of its row in `rows`, for error messages.
 
-    Raises UsageError that shows the first row whose assistant tokens cannot be marked.
+    Raises UsageError that shows the first row whose learned tokens cannot be marked.
     """
     sources: deque[int] = deque()  # of the texts that are not done
     done = 0
@@ -71,10 +71,10 @@ def marked(
 
 
 def unmarkable(row: Row, error: Unmarkable) -> UsageError:
-    """The error for a row whose assistant tokens the chat template does not show."""
+    """The error for a row whose learned tokens the chat template does not show."""
     return UsageError(
-        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; fix "
-        "the row or the tokenizer's chat template"
+        f"{row.place}: the learned tokens of row {row.index} cannot be marked: {error}; fix the "
+        "row or the tokenizer's chat template"
     )
 
 
@@ -84,7 +84,7 @@ def _text(conversation: Rendered) -> str:
 
 def _marked(
     tokenizer: Any, conversations: Sequence[Rendered], encoded: Any, cut: "_PromptCheck"
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
+) -> Iterator[MarkedTokens | Unmarkable]:
     """The tokens of a chunk of conversations. encoded: with their offsets."""
     rows: list[list[int]] = encoded["input_ids"]
     edges = [0, *accumulate(map(len, rows))]
@@ -105,7 +105,8 @@ def _marked(
         first = int(np.argmax(text_mask)) if bounds[n] < bounds[n + 1] else len(text_ids)
         begins = cut.begins(conversation.prompt, text_ids, offsets[part], first)
         problem = _problem(conversation, text, begins)
-        yield (text_ids, text_mask) if problem is None else Unmarkable(problem)
+        weights = _weights(conversation, text_mask, offsets[part])
+        yield MarkedTokens(text_ids, text_mask, weights) if problem is None else Unmarkable(problem)
 
 
 def _mask(
@@ -131,6 +132,17 @@ def _mask(
     return within & (offsets[:, 1] > offsets[:, 0])
 
 
+def _weights(
+    conversation: Rendered, mask: NDArray[np.bool_], offsets: NDArray[np.int64]
+) -> NDArray[np.float32] | None:
+    """[T] what each token counts: the weight of the span that it lies in. offsets: [T, 2]."""
+    if not conversation.weights:
+        return None
+    starts = [start for start, _ in conversation.spans]
+    span = np.searchsorted(starts, offsets[:, 0], side="right") - 1
+    return np.where(mask, np.array(conversation.weights, np.float32)[span], np.float32(0.0))
+
+
 def _problem(conversation: Rendered, marked: str, begins: bool) -> str | None:
     if not begins:
         return (
@@ -139,7 +151,7 @@ def _problem(conversation: Rendered, marked: str, begins: bool) -> str | None:
         )
     expected = "".join(conversation.text[start:end] for start, end in conversation.spans)
     if "".join(marked.split()) != "".join(expected.split()):
-        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {expected[:60]!r}"
+        return f"its marked tokens say {marked[:60]!r}, its messages {expected[:60]!r}"
     return None
 
 

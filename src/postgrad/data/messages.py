@@ -3,13 +3,14 @@
 import itertools
 import json
 from collections import Counter
+from collections.abc import Collection
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import how_many, nearest
-from postgrad.data.chat_format import EMPTY, Message, messages_of, tools_of, with_tools
+from postgrad.data.chat_format import EMPTY, Message, messages_of, roles_of, tools_of, with_tools
 from postgrad.data.gym import PREFIX
 from postgrad.data.images import identified, with_images
 from postgrad.data.rows import Row
@@ -201,7 +202,7 @@ def _asked(row: Row, settings: DataSettings) -> list[Message]:
     name, key = settings.prompt, "data.prompt"
     value = column(row, name, key)
     if isinstance(value, list) and not settings.input:
-        return chat_of(value, row, name, key, strip=settings.strip)
+        return _read_chat(value, row, name, key, settings)
     text = _text(row, name, key, settings)
     if settings.input and column(row, settings.input, "data.input") is not None:
         about = _text(row, settings.input, "data.input", settings)
@@ -214,7 +215,7 @@ def _answered(row: Row, settings: DataSettings) -> list[Message]:
     name, key = settings.answer, "data.answer"
     value = column(row, name, key)
     if isinstance(value, list):
-        return chat_of(value, row, name, key, strip=settings.strip)
+        return _read_chat(value, row, name, key, settings)
     return [{"role": "assistant", "content": _text(row, name, key, settings)}]
 
 
@@ -260,10 +261,20 @@ def kind_of(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:
-    """A column's value as a checked conversation. Raises UsageError that names row and column."""
+def chat_of(
+    value: Any,
+    row: Row,
+    name: str,
+    key: str,
+    *,
+    strip: bool,
+    learned: Collection[str] | None = None,
+) -> list[Message]:
+    """A column's value as a checked conversation, see messages_of. Raises UsageError that names row
+    and column.
+    """
     try:
-        return messages_of(value, strip=strip)
+        return messages_of(value, strip=strip, learned=learned)
     except ValueError as error:
         raise UsageError(
             f"{row.place}: column {name!r} of row {row.index} is no conversation: {error} ({key})"
@@ -306,4 +317,9 @@ def _complete(messages: list[Message], row: Row, settings: DataSettings) -> list
 def _chat(row: Row, settings: DataSettings) -> list[Message]:
     assert settings.messages is not None
     value = column(row, settings.messages, "data.messages")
-    return chat_of(value, row, settings.messages, "data.messages", strip=settings.strip)
+    return _read_chat(value, row, settings.messages, "data.messages", settings)
+
+
+def _read_chat(value: Any, row: Row, name: str, key: str, settings: DataSettings) -> list[Message]:
+    learned = roles_of(settings.loss_turns)
+    return chat_of(value, row, name, key, strip=settings.strip, learned=learned)

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from string import Formatter
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
+from postgrad.data.chat_format import LossTurns, Role
 from postgrad.data.files import SUFFIXES
 
 WHICH_ROWS = (  # keys that decide which rows of the world are read
@@ -98,9 +99,6 @@ class RowSettings(Settings):
         return name
 
 
-LossTurns = Literal["all", "last", "everything"]
-
-
 class DataSettings(RowSettings):
     """One dataset of questions or conversations: which columns to read.
 
@@ -117,7 +115,8 @@ class DataSettings(RowSettings):
     messages: str | None = None
     text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
-    # Which assistant turns of a conversation bear loss; "everything": all of its tokens do.
+    # What of a conversation bears loss: "all" answers of the assistant, the "last" one,
+    # "everything", or the messages of roles, as in ["assistant", "tool"].
     loss_turns: LossTurns = "all"
     # What who grades samples reads behind the prompt, and the policy does not, from columns: "A
     # right solution:\n{answer}". {group.answer}: a right answer among the prompt's samples.
@@ -126,6 +125,17 @@ class DataSettings(RowSettings):
     environment: str | None = None
     # What is done with rows of prompts whose reference answer a verifier cannot read.
     on_unreadable: Literal["drop", "error"] = "error"
+
+    @field_validator("loss_turns", mode="before")
+    @classmethod
+    def _turns_or_roles(cls, turns: Any) -> Any:
+        words, roles = get_args(get_args(LossTurns)[0]), get_args(Role)
+        named = isinstance(turns, list | tuple) and turns and all(role in roles for role in turns)
+        if turns not in words and not named:
+            raise ValueError(
+                f"it is one of {', '.join(words)}, or a list of roles: {', '.join(roles)}"
+            )
+        return tuple(turns) if named else turns
 
     @field_validator("messages")
     @classmethod

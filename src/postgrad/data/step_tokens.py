@@ -226,7 +226,7 @@ def _tokenised(
         )["offset_mapping"]
     ]
     rows: list[tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]] = []
-    for (row, path), text, (ids, mask), spans in zip(paths, texts, tokens, offsets, strict=True):
+    for (row, path), text, (ids, mask, _), spans in zip(paths, texts, tokens, offsets, strict=True):
         length = int(np.flatnonzero(mask)[-1]) + 1  # what the template writes behind it is dropped
         try:
             ends = _ends(path, text, spans[:length], settings.separator)

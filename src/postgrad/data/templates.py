@@ -6,17 +6,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from postgrad.core.errors import PostgradError, UsageError
-from postgrad.data.answer_spans import Rendered, TurnEnds, Unmarkable, answer_texts, dropped_from
-from postgrad.data.chat_format import REASONING, Message, bears_loss
+from postgrad.data.answer_spans import (
+    Rendered,
+    TurnEnds,
+    Unmarkable,
+    answer_texts,
+    asked_texts,
+    dropped_from,
+)
+from postgrad.data.chat_format import REASONING, LossTurns, Message, Role, learned_in
 from postgrad.data.messages import DOCUMENT
 from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings
+from postgrad.data.texts import MarkedTokens
 from postgrad.models.named_templates import template_text
 from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, rendered
 
@@ -25,6 +32,10 @@ PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
 SEVERAL_TEXTS = (
     "the chat template writes an answer differently when more messages follow, so that the answers "
     "are not of one text"
+)
+_WHY_ALONE = (
+    "of the messages up to each learned one alone, which show where that ends; leave its role out "
+    "of data.loss_turns"
 )
 Encodable = TypeVar("Encodable")
 
@@ -143,7 +154,7 @@ def render_conversation(
     messages: Sequence[Message],
     *,
     ends: re.Pattern[str],
-    turns: Literal["all", "last"],
+    turns: LossTurns,
     variables: Mapping[str, Any],
 ) -> Rendered:
     """The text of a conversation and its spans. Raises Unmarkable for the reasons that
@@ -169,47 +180,46 @@ def render_conversations(
     conversations: Iterable[tuple[Sequence[Message], int]],
     *,
     ends: re.Pattern[str],
-    turns: Literal["all", "last"],
+    turns: LossTurns,
     variables: Mapping[str, Any],
     parts: bool = False,
 ) -> Iterator[list[Rendered] | Unmarkable]:
-    """The texts of each conversation, with spans at what the assistant wrote.
+    """The texts of each conversation, with spans at what bears loss.
 
-    conversations: (messages, first): only messages from index `first` on get spans. turns: "last"
-    marks the last answer alone. Answers with a weight of 0 get none. ends: turn_ends(tokenizer).
-    parts: as models.rendering.rendered.
+    conversations: (messages, first): only messages from index `first` on get spans. turns: which of
+    them; "everything" is no such choice. Messages with a weight of 0 get none. ends:
+    turn_ends(tokenizer). parts: as models.rendering.rendered.
 
-    A span begins behind the generation prompt and ends with the token that ends the turn (the first
-    of `ends` after the content). A conversation is one text, but where the template writes an
-    answer differently once more messages follow (Qwen3 drops earlier thoughts) it is one text for
-    each answer, as the policy reads and writes it at that turn.
+    The span of an answer begins behind the generation prompt, that of another message with its
+    content; both end with the token that ends the turn (the first of `ends` after the content). A
+    conversation is one text, but where the template writes an answer differently once more messages
+    follow (Qwen3 drops earlier thoughts) it is one text for each answer, as the policy reads and
+    writes it at that turn.
 
     Yields Unmarkable, and stops, at the first conversation whose content the template drops, or
     where an answer does not begin with its generation prompt: RL would sample from another text
     than SFT trains on.
     """
-    pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
+    pending: deque[tuple[Sequence[Message], Sequence[int], int]] = deque()
     turn = TurnEnds(ends, cache(lambda: _end_of_text(tokenizer, ends, variables, parts)))
 
     def rows() -> Iterator[RenderRequest]:
         for messages, first in conversations:
-            answers = [i for i in range(first, len(messages)) if bears_loss(messages[i])]
-            answers = answers[-1:] if turns == "last" else answers
-            pending.append((messages, answers))
-            prefixes = [(len(messages), False)]
-            for i in (i for i in answers if i):
-                prefixes.append((i, True))
-                if i < len(messages) - 1:  # the last message needs no rendering of its own
-                    prefixes.append((i + 1, False))
-            yield messages, prefixes
+            learned = learned_in(messages, turns, first)
+            requests = asked_texts(messages, learned)
+            pending.append((messages, learned, len(requests)))
+            yield from requests
 
-    for texts in rendered(tokenizer, rows(), variables, parts=parts):
-        messages, answers = pending.popleft()
-        if isinstance(texts, Unrenderable):
-            yield Unmarkable(str(texts))
+    written = rendered(tokenizer, rows(), variables, parts=parts)
+    for texts in written:
+        messages, learned, requests = pending.popleft()
+        blanks = next(written) if requests > 1 and not isinstance(texts, Unrenderable) else []
+        if isinstance(texts, Unrenderable) or isinstance(blanks, Unrenderable):
+            alone = isinstance(blanks, Unrenderable)
+            yield Unmarkable(f"{blanks}: {_WHY_ALONE}" if alone else str(texts))
             return
         try:
-            yield answer_texts(messages, answers, texts, turn)
+            yield answer_texts(messages, learned, texts, blanks, turn)
         except Unmarkable as error:
             yield error
             return
@@ -229,8 +239,7 @@ def _end_of_text(
     return end.group() if end else None
 
 
-# of the chat format, and of models: OpenAI's developer, Llama's ipython, OLMo's environment
-ROLES = {"system", "developer", "user", "assistant", "tool", "ipython", "environment", DOCUMENT}
+ROLES = {*get_args(Role), DOCUMENT}
 
 
 class KeysOfMessages:
@@ -292,12 +301,10 @@ def begins_texts(tokenizer: Any) -> bool:
     return begin is not None and list(tokenizer("")["input_ids"][:1]) == [begin]
 
 
-def documents(
-    tokenizer: Any, texts: Iterable[str]
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
-    text behind each. Every token but the first bears loss, since nothing predicts that one. A text
-    that has either already, as a chat template wrote it, gets no second.
+def documents(tokenizer: Any, texts: Iterable[str]) -> Iterator[MarkedTokens]:
+    """The tokens of plain texts: as the tokenizer begins a text, and its end of text behind each.
+    Every token but the first bears loss, since nothing predicts that one. A text that has either
+    already, as a chat template wrote it, gets no second.
 
     Raises Unencodable where the tokenizer lacks a character.
     """
@@ -309,7 +316,7 @@ def documents(
             text_ids = text_ids[:-1]
         closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
         ids = np.array(closed, np.int32)
-        yield ids, np.arange(len(ids)) > 0
+        yield MarkedTokens(ids, np.arange(len(ids)) > 0)
 
 
 def encoded_texts(tokenizer: Any, texts: Iterable[str], **options: Any) -> Iterator[list[int]]:

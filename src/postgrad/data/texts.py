@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,14 @@ FATES: tuple[Fate, ...] = (
 KEPT, TRUNCATED, TOO_LONG, NO_LOSS, EQUAL, DUPLICATE, UNREADABLE = range(len(FATES))
 USED = (KEPT, TRUNCATED)
 BLOCK = 2**14  # texts that are looked at together
+
+
+class MarkedTokens(NamedTuple):
+    """A text of T tokens."""
+
+    ids: NDArray[np.int32]  # [T]
+    mask: NDArray[np.bool_]  # [T] which bear loss
+    weights: NDArray[np.float32] | None = None  # [T] what each counts, 0 without loss; None: 1
 
 
 class GrowingColumn:
@@ -41,29 +49,37 @@ class GrowingColumn:
         return Ragged(np.frombuffer(self._values, self._dtype), offsets)
 
 
-def columns_of(tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]]) -> dict[str, Ragged]:
-    """Columns token_ids and loss_mask of the (ids, mask) of texts."""
+def columns_of(texts: Iterable[MarkedTokens]) -> dict[str, Ragged]:
+    """Columns token_ids and loss_mask, and loss_weights where a text has weights."""
     ids, mask = GrowingColumn(np.int32), GrowingColumn(np.bool_)
-    for text_ids, text_mask in tokens:
-        ids.append(text_ids)
-        mask.append(text_mask)
-    return {"token_ids": ids.column(), "loss_mask": mask.column()}
+    weighted: dict[int, NDArray[np.float32]] = {}  # by number of the text
+    for number, text in enumerate(texts):
+        ids.append(text.ids)
+        mask.append(text.mask)
+        if text.weights is not None:
+            weighted[number] = text.weights
+    columns = {"token_ids": ids.column(), "loss_mask": mask.column()}
+    if weighted:
+        weights = columns["loss_mask"].like(columns["loss_mask"].values.astype(np.float32))
+        for number, of_text in weighted.items():
+            weights.row(number)[:] = of_text
+        columns["loss_weights"] = weights
+    return columns
 
 
 def in_rows(
-    tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]],
-    counts: "array[int] | NDArray[np.int64]",
+    texts: Iterable[MarkedTokens], counts: "array[int] | NDArray[np.int64]"
 ) -> dict[str, Ragged]:
-    """(ids, mask) of texts joined into columns of rows: token_ids, loss_mask, and starts, True
-    where a text begins. counts: how many texts each row has, once all are there.
+    """The columns of texts joined into those of rows, and starts, True where a text begins. counts:
+    how many texts each row has, once all are there.
     """
-    columns = columns_of(tokens)
-    ids, mask = columns["token_ids"], columns["loss_mask"]
+    columns = columns_of(texts)
+    ids = columns["token_ids"]
     starts = np.zeros(len(ids.values), np.bool_)
     starts[ids.offsets[:-1][ids.lengths > 0]] = True
     edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
-    values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
-    return {name: Ragged(column, edges) for name, column in values.items()}
+    columns["starts"] = ids.like(starts)
+    return {name: Ragged(column.values, edges) for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)

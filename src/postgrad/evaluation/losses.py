@@ -25,11 +25,21 @@ LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhe
 
 def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
     """Conversations as a learner reads them, each a group of its own."""
+    weights: Ragged | None = None
+    if any(conversation.loss_weights is not None for conversation in conversations):
+        weights = Ragged.of(
+            [
+                each.loss_mask if each.loss_weights is None else each.loss_weights
+                for each in conversations
+            ],
+            np.float32,
+        )
     return Sequences(
         tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
         loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
         group=np.arange(len(conversations), dtype=np.int64),
         images=column_of(conversation.images for conversation in conversations),
+        loss_weights=weights,
     )
 
 
@@ -50,8 +60,8 @@ class LossEvaluator:
 
     The loss of a set is -sum(logp) / tokens over its loss tokens, in nats, summed in float64 from
     float32 logprobs at temperature 1: every token counts the same, whatever is packed with it and
-    whatever `algorithm.aggregation` says. A conversation with a logprob that is not finite has
-    failed: it is in no mean.
+    whatever `algorithm.aggregation` and the weights of messages say. A conversation with a logprob
+    that is not finite has failed: it is in no mean.
     """
 
     def __init__(

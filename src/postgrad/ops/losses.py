@@ -240,6 +240,8 @@ def entry_weights(
     rows: NDArray[np.int64],
     aggregation: Aggregation | Literal["pair"],
     constant_length: int | None = None,
+    *,
+    token_weights: Ragged | None = None,
 ) -> Ragged:
     """The weight of every token, float32, over the same tokens as `loss_mask`.
 
@@ -249,14 +251,18 @@ def entry_weights(
     constant_length), where a missing `constant_length` is a ValueError. "pair": 1 / (pairs * loss
     tokens of this sequence), which sums to 1 over the chosen ones; a pair with a side without loss
     tokens is not counted, half a pair among `rows` is a ValueError.
+
+    token_weights: what each loss token counts, above 0: as so many loss tokens, in place of 1.
     """
-    lengths = loss_mask.sums()
+    each = loss_mask if token_weights is None else token_weights
+    each = each.like(each.values.astype(np.float64) * loss_mask.values)
+    lengths = each.sums()
     in_update = np.zeros(len(loss_mask), np.bool_)
     in_update[rows] = True
     counted = in_update & (lengths > 0)
     if aggregation == "pair":
         counted = _of_whole_pairs(in_update, counted)
-    tokens, sequences = max(1.0, lengths[counted].sum()), max(1, int(counted.sum()))
+    tokens, sequences = lengths[counted].sum() or 1.0, max(1, int(counted.sum()))
     per_sequence = np.zeros(len(loss_mask), np.float64)
     if aggregation == "token":
         per_sequence[counted] = 1.0 / tokens
@@ -268,8 +274,7 @@ def entry_weights(
         raise ValueError("aggregation 'constant' needs constant_length, the tokens to divide by")
     else:
         per_sequence[counted] = 1.0 / (sequences * constant_length)
-    weights = np.repeat(per_sequence, loss_mask.lengths) * loss_mask.values
-    return loss_mask.like(weights.astype(np.float32))
+    return loss_mask.like((loss_mask.spread(per_sequence).values * each.values).astype(np.float32))
 
 
 def _of_whole_pairs(in_update: NDArray[np.bool_], counted: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from postgrad.algorithms.base import Algorithm, Needs, RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.core.batch import RolloutBatchSettings
+from postgrad.data.chat_format import roles_of
 from postgrad.data.settings import GROUP_ANSWER, NO_ENVIRONMENT
 from postgrad.ops.kl import MAX_STEP
 from postgrad.recipe.checks import token_budget
@@ -202,6 +203,9 @@ def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         elif dataset.loss_turns == "everything":
             place = _of_dataset(recipe, number, "loss_turns")
             yield place, f'"everything" leaves no question to answer, {why}: take "all"'
+        elif {*roles_of(dataset.loss_turns)} != {"assistant"}:
+            place = _of_dataset(recipe, number, "loss_turns")
+            yield place, f'the student answers alone, {why}: take "all" or "last"'
     if rollout.max_new_tokens >= recipe.data.max_len:
         yield (
             ("rollout", "max_new_tokens"),

@@ -106,5 +106,4 @@ def _last_token(tokenizer: Any, source: Any, turn: Message) -> int | None:
     (tokenised,) = tokenise(tokenizer, [rendered])
     if isinstance(tokenised, Unmarkable):
         return None
-    ids, mask = tokenised
-    return int(ids[mask][-1])
+    return int(tokenised.ids[tokenised.mask][-1])

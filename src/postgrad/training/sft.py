@@ -81,13 +81,20 @@ def shown_before(row: Conversation, place: int) -> tuple[PlacedImage, ...]:
 
 
 def with_answer(row: Conversation, asked: NDArray[np.int32], answer: Completion) -> Conversation:
-    """The row with this answer in place of its last one, and loss on it alone."""
+    """The row with this answer in place of its last one, whose weight it takes over, and loss on it
+    alone.
+    """
     tokens = np.concatenate([asked, answer.token_ids])
+    mask = np.arange(len(tokens)) >= len(asked)
+    weights = row.loss_weights
+    if weights is not None:
+        weights = mask * weights[len(asked)]
     return replace(
         row,
         token_ids=tokens,
-        loss_mask=np.arange(len(tokens)) >= len(asked),
+        loss_mask=mask,
         images=shown_before(row, len(asked)),
+        loss_weights=weights,
     )
 
 

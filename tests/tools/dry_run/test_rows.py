@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from helpers.chat import chat_tokenizer
+from postgrad.data.conversations import Conversation
 from postgrad.observe.console import Console
 from postgrad.tools.dry_run.rows import (
     LONGEST,
@@ -14,6 +15,7 @@ from postgrad.tools.dry_run.rows import (
     kinds_of,
     shortened,
     show,
+    shown_row,
     spans_of,
     spread,
 )
@@ -42,6 +44,32 @@ def test_what_is_trained_and_what_was_cut_stand_in_brackets_outside_a_terminal()
         TextSpan(" and on", "cut", False),
     )
     assert "Why?⟦Because<|im_end|>⟧⟪cut:  and on⟫" in told
+
+
+def test_what_weighs_more_or_less_than_1_says_so() -> None:
+    told = shown(
+        TextSpan("Why?", "trained", False, 0.5),
+        TextSpan("<|im_end|>", "trained", True, 0.5),
+        TextSpan("Because", "trained", False),
+        TextSpan("so", "trained", False, 2.0),
+    )
+    assert "0.5×⟦Why?<|im_end|>⟧⟦Because⟧2×⟦so⟧" in told
+
+
+def test_a_conversation_shows_the_weights_of_its_trained_tokens_before_the_cut() -> None:
+    tokenizer = chat_tokenizer()
+    ids = np.array(tokenizer("abcdef")["input_ids"], np.int32)
+    mask, weights = np.arange(4) > 0, np.array([0.0, 0.5, 0.5, 2.0], np.float32)
+    cut, uncut = (
+        Conversation(0, 3, ids[:length], np.arange(length) > 0, loss_weights=w)
+        for length, w in ((4, weights), (6, np.ones(6, np.float32)))
+    )
+    row = shown_row(tokenizer, "rows", cut, uncut)
+    ((label, spans),) = row.sequences
+    assert label == f"conversation, 4 tokens, {mask.sum()} trained, 2 cut off"
+    assert [(span.text, span.kind, span.weight) for span in spans] == [
+        ("a", "read", 1.0), ("bc", "trained", 0.5), ("d", "trained", 2.0), ("ef", "cut", 1.0),
+    ]  # fmt: skip
 
 
 def test_text_of_rows_is_neither_markup_nor_control_characters() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ class TextSpan:
     text: str
     kind: TokenKind
     special: bool  # they are special tokens, such as <|im_end|>
+    weight: float = 1.0  # what each counts in the loss, where it is trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,11 @@ class ShownRow:
     sequences: tuple[tuple[str, tuple[TextSpan, ...]], ...]
 
 
-def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[TokenKind]) -> tuple[TextSpan, ...]:
-    """Decodes tokens to spans of one kind each; special tokens are spans of their own.
+def spans_of(
+    tokenizer: Any, ids: Ids, kinds: Sequence[TokenKind], weights: Sequence[float] = ()
+) -> tuple[TextSpan, ...]:
+    """Decodes tokens to spans of one kind and weight each; special tokens are spans of their own.
+    weights: of the first tokens, read where they are trained on; of further ones 1.
 
     The text of a span is what it adds to the text before it: decoded alone, some tokenizers would
     leave out its first blank.
@@ -58,13 +62,15 @@ def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[TokenKind]) -> tuple[Text
     marks = special_ids(tokenizer)
     spans: list[TextSpan] = []
     end, before = 0, ""
-    marked = zip(kinds, (int(token_id) in marks for token_id in ids), strict=True)
-    for (kind, special), run in groupby(marked):
+    weighed = zip_longest(kinds, weights, fillvalue=1.0)
+    counts = (weight if kind == "trained" else 1.0 for kind, weight in weighed)
+    marked = zip(kinds, (int(token_id) in marks for token_id in ids), counts, strict=True)
+    for (kind, special, weight), run in groupby(marked):
         start, end = end, end + len(list(run))
         decoded = _decode(tokenizer, ids[:end])
         follows = decoded.startswith(before)
         text = decoded[len(before) :] if follows else _decode(tokenizer, ids[start:end])
-        spans.append(TextSpan(text, kind, special))
+        spans.append(TextSpan(text, kind, special, weight))
         before = decoded
     return tuple(spans)
 
@@ -105,6 +111,9 @@ def shown_row(tokenizer: Any, name: str, record: Any, uncut: Any) -> ShownRow:
     """Formats a record. name: of its dataset. uncut: the same record before it was cut, or None."""
     title = f"row {record.row} of {name}"
     sequences: list[tuple[str, tuple[TextSpan, ...]]] = []
+    weights: list[float] = []  # a conversation is cut at its end: of its first tokens
+    if isinstance(record, Conversation) and record.loss_weights is not None:
+        weights = record.loss_weights.tolist()
     for label, ids, mask in _sequences(record):
         uncut_ids = None if uncut is None else {n: i for n, i, _ in _sequences(uncut)}[label]
         tokens, kinds = kinds_of(ids, mask, uncut_ids)
@@ -113,7 +122,7 @@ def shown_row(tokenizer: Any, name: str, record: Any, uncut: Any) -> ShownRow:
             counts.append(f"{int(mask.sum())} trained")
         if len(tokens) > len(ids):
             counts.append(f"{len(tokens) - len(ids)} cut off")
-        sequences.append((", ".join([label, *counts]), spans_of(tokenizer, tokens, kinds)))
+        sequences.append((", ".join([label, *counts]), spans_of(tokenizer, tokens, kinds, weights)))
     if isinstance(record, Prompt) and record.answer is not None:
         sequences.append(("reference answer", (TextSpan(record.answer, "read", False),)))
     return ShownRow(title, tuple(sequences))
@@ -149,7 +158,9 @@ def _texts(
 
 
 def show(row: ShownRow, console: Console) -> None:
-    """Prints a row: with colours in a terminal, else with brackets around trained and cut spans."""
+    """Prints a row: with colours in a terminal, else with brackets around trained and cut spans. A
+    weight other than 1 stands before them, as in "0.5×".
+    """
     console.heading(row.title)
     for label, spans in row.sequences:
         console.note(f"{label}:")
@@ -157,14 +168,22 @@ def show(row: ShownRow, console: Console) -> None:
 
 
 def _coloured(spans: Sequence[TextSpan]) -> Iterator[tuple[str, str]]:
-    for span in spans:
-        yield shortened(span.text), STYLES[span.kind, span.special]
+    for (_, weight), run in groupby(spans, _kind_and_weight):
+        if weight != 1.0:
+            yield f"{weight:.4g}×", "yellow"
+        for span in run:
+            yield shortened(span.text), STYLES[span.kind, span.special]
 
 
 def _bracketed(spans: Sequence[TextSpan]) -> Iterator[tuple[str, str]]:
-    for kind, run in groupby(spans, lambda span: span.kind):
+    for (kind, weight), run in groupby(spans, _kind_and_weight):
         opened, closed = BRACKETS[kind]
+        opened = opened if weight == 1.0 else f"{weight:.4g}×{opened}"
         yield f"{opened}{''.join(shortened(span.text) for span in run)}{closed}", ""
+
+
+def _kind_and_weight(span: TextSpan) -> tuple[TokenKind, float]:
+    return span.kind, span.weight
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
