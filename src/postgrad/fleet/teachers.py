@@ -4,7 +4,7 @@ the fleet loads or servers have; or the policy or the reference. All of them rea
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences, column_of
 from postgrad.core.rollout_batch import RolloutBatch
+from postgrad.data.draws import Draws
 from postgrad.data.rows import dataset_name
+from postgrad.data.text_segments import Reread, TextReader
 from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
 from postgrad.models.tokenizer import require_same_tokens
@@ -25,9 +27,13 @@ from postgrad.recipe.teachers import OneTeacher
 from postgrad.rollout.openai.prompt_logprobs import NO_IMAGES, ServedTeacher
 
 OTHER_TOKENS = (
-    "a teacher grades the student's own tokens one by one, so it needs the same tokenizer: take "
-    "one of the student's family, or let it write answers (postgrad generate) and train on their "
-    "text with SFT"
+    'to grade segments of text in place of tokens, load it with align = "text" beside model.path; '
+    "or take one of the student's family"
+)
+OTHER_DISTRIBUTIONS = (
+    "distillation compares whole distributions over one vocabulary: take a teacher of the "
+    'student\'s family; job = "rl" with "on_policy_distillation" and teacher.align = "text", which '
+    "grades segments of text; or let it write answers (postgrad generate) and train on their text"
 )
 NOBODY = -1  # grades a sample
 PROBED = 64  # tokens that servers have to read as the policy does, beside prompts of the data
@@ -42,12 +48,15 @@ class Teachers:
         of_dataset: dict[str, int],
         correct_at: float = 1.0,
         special: Sequence[int] = (),
+        readers: Mapping[int, TextReader] | None = None,
     ) -> None:
         """of_dataset: by name of a dataset, which of `roles`; one for each dataset of the data.
         correct_at: the reward of answers that hints may show. special: tokens that are no text.
+        readers: of those of `roles` that read samples in tokens of their own.
         """
         self.roles = roles
         self._of_dataset, self._correct_at, self._special = of_dataset, correct_at, special
+        self._readers = readers or {}
 
     def grade(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> "Graded":
         """The teachers' logprobs of every loss token, behind the hints of prompts that have some. A
@@ -70,38 +79,57 @@ class Teachers:
         graded[[*shown]] = True
         chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
         teacher_of = np.where(graded, chosen[sequences.group], NOBODY)
-        parts: list[tuple[NDArray[np.int64], Handle[Ragged]]] = []
+        parts: list[GradedPart] = []
         numbers: list[int] = np.unique(teacher_of[graded]).tolist()
         for number in numbers:  # all are asked before any is waited for
-            rows = np.flatnonzero(teacher_of == number)
+            rows, role = np.flatnonzero(teacher_of == number), self.roles[number]
             part = read if len(rows) == len(sequences) else read.take(rows)
-            parts.append((rows, self.roles[number].logprobs(part)))
+            if number not in self._readers:
+                parts.append(GradedPart(rows, role.logprobs(part)))
+                continue
+            reread = self._readers[number].read(part, prompts, ~batch.truncated[rows])
+            handle = role.logprobs(reread.sequences) if len(reread.rows) else None
+            parts.append(GradedPart(rows, handle, reread))
         return Graded(sequences, graded, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class GradedPart:
+    """Samples of one teacher."""
+
+    rows: NDArray[np.int64]  # which
+    logprobs: Handle[Ragged] | None  # None: none of them has text that the teacher reads
+    reread: Reread | None = None  # as a teacher of other tokens reads them
 
 
 class Graded:
     """The logprobs of several teachers as one column, once it is asked for."""
 
     def __init__(
-        self,
-        sequences: Sequences,
-        graded: NDArray[np.bool_],
-        parts: Sequence[tuple[NDArray[np.int64], Handle[Ragged]]],
+        self, sequences: Sequences, graded: NDArray[np.bool_], parts: Sequence[GradedPart]
     ) -> None:
-        """parts: rows of `sequences`, and what their teacher says of them."""
+        """graded: [S] who is. parts: of `sequences`, with what their teacher says of them."""
         self._sequences, self._graded, self._parts = sequences, graded, parts
 
     def result(self) -> Grades:
         """Waits for all of them."""
-        column = np.zeros(len(self._sequences.tokens.values), np.float32)
-        logprobs = Ragged(column, self._sequences.tokens.offsets)
-        for rows, handle in self._parts:
-            for row, grades in zip(rows.tolist(), handle.result(), strict=True):
+        tokens = self._sequences.tokens
+        logprobs = tokens.like(np.zeros(len(tokens.values)))
+        segments = tokens.like(np.arange(len(tokens.values)))  # each token is one
+        for part in self._parts:
+            of_part = part.logprobs and part.logprobs.result()
+            if part.reread is not None:
+                each = zip(part.rows.tolist(), part.reread.graded(of_part), strict=True)
+                for row, (grades, numbers) in each:
+                    logprobs.row(row)[:], segments.row(row)[:] = grades, numbers
+                continue
+            for row, grades in zip(part.rows.tolist(), of_part or (), strict=True):
                 # a hint stands before the answer: what both end with is the same
                 of_row = logprobs.row(row)
                 shared = min(len(of_row), len(grades))
                 of_row[-shared:] = grades[-shared:]
-        return Grades(logprobs, self._graded)
+        rereads = any(part.reread is not None for part in self._parts)
+        return Grades(logprobs, self._graded, segments if rereads else None)
 
 
 def shown_answers(
@@ -187,12 +215,38 @@ def _hint(hinted: Hinted | None, answer: NDArray[np.int32] | None) -> NDArray[np
 
 
 def check_teachers(recipe: Answering, tokenizer: object) -> None:
-    """Raises UsageError where a teacher that is loaded here has other tokens than the student."""
+    """Raises UsageError where a teacher that reads the student's tokens, and is loaded here, has
+    others.
+    """
+    remedy = OTHER_TOKENS if recipe.trains_on_rollouts else OTHER_DISTRIBUTIONS
+    teachers = {(*place, "model"): teacher for place, teacher in recipe.teacher.places}
     for place, model in recipe.loaded_models.items():
-        if place[0] == "teacher":
+        if place in teachers and teachers[place].align == "tokens":
             key = ".".join(map(str, (*place, "path")))
             assert model.source is not None  # of no path there is no table
-            require_same_tokens(model.source, key, tokenizer, remedy=OTHER_TOKENS)
+            require_same_tokens(model.source, key, tokenizer, remedy=remedy)
+
+
+def text_readers(
+    recipe: RLRecipe, tokenizer: object, prompts: Draws[Prompt]
+) -> dict[int, TextReader]:
+    """By the number of a teacher (`teacher_numbers`), what those of align = "text" read samples
+    with. Raises UsageError as TextReader does.
+    """
+    readers: dict[int, TextReader] = {}
+    for number, (place, teacher) in enumerate(recipe.teacher.places):
+        if teacher.align == "tokens" or not recipe.algorithm.needs().teacher:
+            continue
+        of_dataset = teacher_numbers(recipe)
+        asked = [
+            (source, part.all())
+            for source, part in zip(recipe.data.sources, prompts.parts, strict=True)
+            if of_dataset[dataset_name(source)] == number
+        ]
+        key, path = ".".join(map(str, place)), teacher.model.source
+        assert path is not None  # a recipe without it is refused
+        readers[number] = TextReader(key, path, tokenizer, asked, recipe.data.max_len)
+    return readers
 
 
 def load_teachers(
@@ -203,10 +257,11 @@ def load_teachers(
     first: Sequence[Prompt],
     stack: ExitStack,
     self_grader: LogprobRole | None,
+    readers: Mapping[int, TextReader],
 ) -> Teachers | None:
     """The teachers of a recipe; None where its algorithm has none. first: prompts, whose
     texts servers have to read as the policy does. stack: ends what talks to servers. self_grader:
-    of the run's roles the one that grades all samples in place of teachers.
+    of the run's roles the one that grades all samples in place of teachers. readers: text_readers.
 
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
@@ -243,6 +298,7 @@ def load_teachers(
         [roles[place] for place in places],
         {name: places.index(place) for name, place in of_dataset.items()},
         *shows,
+        {places.index(place): reader for place, reader in readers.items() if place in places},
     )
 
 

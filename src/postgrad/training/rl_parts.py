@@ -10,7 +10,12 @@ from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.teachers import check_teachers, load_teachers, require_served_text
+from postgrad.fleet.teachers import (
+    check_teachers,
+    load_teachers,
+    require_served_text,
+    text_readers,
+)
 from postgrad.layout.tree import MIN_SHARED
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import find_shape
@@ -48,13 +53,16 @@ def assemble_rl(
     check_rows(recipe.environment, prompts)
     if reader is not None:
         require_served_text(recipe, prompts.all())
+    readers = text_readers(recipe, tokenizer, prompts)
+    for note in (note for each in readers.values() for note in each.notes):
+        run.console.note(note)
     check_answers(scorer, prompts.all(), recipe.data.sources)
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
     grader = roles.grader(recipe.algorithm.needs().self_graded)
-    teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader)
+    teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader, readers)
     roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
@@ -70,8 +78,8 @@ def assemble_rl(
         adapter=recipe.rollout.sends_adapter,
     )
     engine.rest()  # as it does while the policy learns
-    readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
-    auto_sizes.try_tokens(run, roles.learners, readers)
+    reading = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
+    auto_sizes.try_tokens(run, roles.learners, reading)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, path, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
