@@ -381,7 +381,7 @@ def test_a_teacher_reads_its_own_template_the_text_and_its_own_end(
 
 
 def test_a_segment_s_logprob_is_at_its_first_token(tmp_path: Path) -> None:
-    """Worked out by hand: the policy writes "sold!" as five letters, the teacher reads two tokens."""
+    """Worked out by hand: the policy writes "sold!" as five letters, the teacher as two tokens."""
     mine, theirs = merging(), merging(*SOLD)
     prompt = prompt_of(mine, "sold")
     letters = ids_of(mine, "sold!")

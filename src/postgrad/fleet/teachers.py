@@ -27,8 +27,9 @@ from postgrad.recipe.teachers import OneTeacher
 from postgrad.rollout.openai.prompt_logprobs import NO_IMAGES, ServedTeacher
 
 OTHER_TOKENS = (
-    'to grade segments of text in place of tokens, load it with align = "text" beside model.path; '
-    "or take one of the student's family"
+    'a teacher that is loaded grades segments of text with align = "text" beside model.path; or '
+    "take one of the student's family, or let it write answers (postgrad generate) and train on "
+    "their text with SFT"
 )
 OTHER_DISTRIBUTIONS = (
     "distillation compares whole distributions over one vocabulary: take a teacher of the "
@@ -219,10 +220,10 @@ def check_teachers(recipe: Answering, tokenizer: object) -> None:
     others.
     """
     remedy = OTHER_TOKENS if recipe.trains_on_rollouts else OTHER_DISTRIBUTIONS
-    teachers = {(*place, "model"): teacher for place, teacher in recipe.teacher.places}
-    for place, model in recipe.loaded_models.items():
-        if place in teachers and teachers[place].align == "tokens":
-            key = ".".join(map(str, (*place, "path")))
+    for place, teacher in recipe.teacher.places:
+        model = recipe.loaded_models.get((*place, "model"))
+        if model is not None and teacher.align == "tokens":
+            key = ".".join(map(str, (*place, "model.path")))
             assert model.source is not None  # of no path there is no table
             require_same_tokens(model.source, key, tokenizer, remedy=remedy)
 

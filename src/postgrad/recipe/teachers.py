@@ -161,26 +161,24 @@ def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iter
         )
 
 
-def _of_text(named: dict[KeyPath, OneTeacher], recipe: WithTeachers) -> Iterator[RecipeProblem]:
-    """Of teachers that read the text of samples."""
-    for place, teacher in named.items():
-        key = (*place, "align")
-        if teacher.server.base_url is not None:
-            yield (
-                key,
-                '"text" needs the teacher\'s tokenizer, which a server does not give: load this '
-                "teacher here (model.path)",
-            )
-        if any(source.hint for source in recipe.data.sources):
-            yield key, '"text" reads the prompt\'s messages alone: leave data.hint out'
-        if recipe.environment is not None:
-            yield (
-                key,
-                '"text" reads one answer behind a prompt, and an [environment] replies between '
-                "several: leave one of them out",
-            )
-        if recipe.rollout.source == "replay":
-            yield key, '"text" needs messages, which recorded samples lack: sample them anew'
+def _of_text(recipe: WithTeachers, key: KeyPath, teacher: OneTeacher) -> Iterator[RecipeProblem]:
+    """Of a teacher that reads the text of samples."""
+    if teacher.server.base_url is not None:
+        yield (
+            key,
+            '"text" needs the tokenizer, which a server does not give: load this teacher here '
+            "(model.path)",
+        )
+    if any(source.hint for source in recipe.data.sources):
+        yield key, '"text" reads the messages of rows, which have no hint: leave data.hint out'
+    if recipe.environment is not None:
+        yield (
+            key,
+            '"text" reads one answer behind a prompt, and an [environment] replies between '
+            "several: leave one of them out",
+        )
+    if recipe.rollout.source == "replay":
+        yield key, '"text" reads the messages of rows, and recorded samples have none'
 
 
 def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
