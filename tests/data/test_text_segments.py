@@ -211,7 +211,7 @@ def test_a_segment_spells_the_same_bytes_in_both_and_holds_no_boundary_of_both(
     ids[0] = ids[0][: data.draw(st.integers(0, len(ids[0])))]
     spelled = [spelling.decoded(each) for spelling, each in zip(spellings, ids, strict=True)]
     segments = common_segments(*spelled)
-    numbers = segments.mine, segments.theirs
+    numbers = segments.policy, segments.other
     assert {*numbers[0]} - {UNREAD} == {*numbers[1]} - {UNREAD}
     inner = list[set[int]]()
     for each, of in zip(spelled, numbers, strict=True):
@@ -259,16 +259,16 @@ def test_texts_are_cut_where_both_have_a_boundary(
     mine: tuple[bytes, ...], theirs: tuple[bytes, ...], segments: tuple[list[int], list[int]]
 ) -> None:
     cut = common_segments(spelled(*mine), spelled(*theirs))
-    assert (cut.mine.tolist(), cut.theirs.tolist()) == segments
+    assert (cut.policy.tolist(), cut.other.tolist()) == segments
 
 
 def test_what_ends_a_turn_is_a_segment_of_its_own_where_all_before_it_was_read() -> None:
     read = Segments(np.array([0, 0, 1]), np.array([0, 1])).closed(2)
-    assert (read.mine.tolist(), read.theirs.tolist()) == ([0, 0, 1, 2], [0, 1, 2, 2])
+    assert (read.policy.tolist(), read.other.tolist()) == ([0, 0, 1, 2], [0, 1, 2, 2])
     cut = Segments(np.array([0, -1]), np.array([0])).closed(1)
-    assert (cut.mine.tolist(), cut.theirs.tolist()) == ([0, -1, -1], [0, -1])
+    assert (cut.policy.tolist(), cut.other.tolist()) == ([0, -1, -1], [0, -1])
     empty = Segments(np.zeros(0, np.int64), np.zeros(0, np.int64)).closed(1)
-    assert (empty.mine.tolist(), empty.theirs.tolist()) == ([0], [0])
+    assert (empty.policy.tolist(), empty.other.tolist()) == ([0], [0])
 
 
 @pytest.mark.parametrize(
@@ -286,13 +286,13 @@ def test_a_segment_over_the_limit_of_tokens_is_not_read(
     most: int, mine: list[int], theirs: list[int]
 ) -> None:
     cut = Segments(np.array([0, 0, 1, 2, -1]), np.array([0, 1, 1, 2, -1])).within(most)
-    assert (cut.mine.tolist(), cut.theirs.tolist()) == (mine, theirs)
+    assert (cut.policy.tolist(), cut.other.tolist()) == (mine, theirs)
 
 
 def test_shares_of_tokens_count_those_alone_and_those_with_others() -> None:
-    numbers = Ragged.of([[0, 0, 1, 2, -1], [0], []], np.int64)
+    numbers = [np.array(row, np.int64) for row in ([0, 0, 1, 2, -1], [0], [])]
     assert token_shares(numbers) == pytest.approx((3 / 6, 2 / 6))
-    assert token_shares(Ragged.of([], np.int64)) == (0.0, 0.0)
+    assert token_shares([]) == (0.0, 0.0)
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_byte_level_tokens_are_cut_as_trl_cuts_them() -> None:
             groups.append([(int(end) - 1, int(end)) for end in ends])
         cut = common_segments(mine, theirs)
         for numbers, of in zip(
-            (cut.mine, cut.theirs), ULDLoss._align_by_byte_offsets(*groups), strict=True
+            (cut.policy, cut.other), ULDLoss._align_by_byte_offsets(*groups), strict=True
         ):
             assert np.repeat(np.arange(len(of)), [len(group) for group in of]).tolist() == [
                 *numbers
@@ -376,8 +376,8 @@ def test_a_teacher_reads_its_own_template_the_text_and_its_own_end(
         wanted = [*theirs.encode(asked, add_special_tokens=False), *ids[0], *ids[1]]
         assert read.sequences.tokens.row(row).tolist() == wanted
         assert int(read.sequences.loss_mask.row(row).sum()) == len(ids[0]) + len(ids[1])
-        assert (read.segments[row].mine >= 0).all()
-        assert len(read.segments[row].mine) == len(answers[row])
+        assert (read.segments[row].policy >= 0).all()
+        assert len(read.segments[row].policy) == len(answers[row])
 
 
 def test_a_segment_s_logprob_is_at_its_first_token(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_what_a_teacher_cannot_read_is_not_graded(tmp_path: Path) -> None:
     sequences = sampled(prompts, [np.array(answer, np.int32) for answer in answers])
     stopped = np.array([False, True, True, False])  # the last one stopped at the limit: no end
     read = reader_of(mine, theirs, prompts, tmp_path).read(sequences, prompts, stopped)
-    assert [each.mine.tolist() for each in read.segments] == [
+    assert [each.policy.tolist() for each in read.segments] == [
         [0, 0, 0, 0, 1, -1],
         [0, 0, 0, 0, 1, *[-1] * 7],
         [-1] * 7,
@@ -424,7 +424,7 @@ def test_what_a_teacher_cannot_read_is_not_graded(tmp_path: Path) -> None:
     )
     short = reader_of(mine, theirs, prompts, tmp_path, least + 1)
     first = short.read(sequences, prompts, stopped).segments[0]
-    assert first.mine.tolist() == [0, 0, 0, 0, -1, -1]
+    assert first.policy.tolist() == [0, 0, 0, 0, -1, -1]
     none = reader_of(mine, theirs, prompts, tmp_path, least)
     nothing = none.read(sequences, prompts, stopped)
     assert (len(nothing.rows), len(nothing.sequences)) == (0, 0)
@@ -453,7 +453,7 @@ def test_with_the_same_tokenizer_the_sampled_tokens_are_read(tmp_path: Path) -> 
     sequences = sampled([prompt], [np.array([*letters, end], np.int32)])
     read = reader_of(same, same, [prompt], tmp_path).read(sequences, [prompt], np.array([True]))
     assert read.sequences.tokens.row(0).tolist() == sequences.tokens.row(0).tolist()
-    assert read.segments[0].mine.tolist() == [0, 1, 2, 3, 4]
+    assert read.segments[0].policy.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_row_that_the_teacher_cannot_read_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -465,6 +465,13 @@ def test_a_row_that_the_teacher_cannot_read_is_refused_before_the_run(tmp_path: 
     tools = ({"role": "user", "content": "a", "tools": [{"type": "function"}]},)
     with pytest.raises(UsageError, match="does not write the tools"):
         reader_of(mine, theirs, [prompt_of(mine, "a", messages=tools)], tmp_path)
+
+
+def test_rows_without_a_question_tell_nothing_of_two_tokenizers(tmp_path: Path) -> None:
+    mine, theirs = byte_level(300), byte_level(900)
+    messages = ({"role": "system", "content": "Write."},)
+    asked = [prompt_of(mine, "", messages=messages)]
+    assert "another tokenizer" in reader_of(mine, theirs, asked, tmp_path).notes[0]
 
 
 def test_a_tokenizer_that_changes_texts_is_refused(tmp_path: Path) -> None:

@@ -41,48 +41,48 @@ class Segments:
     segments, from 0 on, never fall; UNREAD stands behind the last segment alone.
     """
 
-    mine: NDArray[np.int64]  # [R] the segment of each token of the policy
-    theirs: NDArray[np.int64]  # [T] that of each token of the other model
+    policy: NDArray[np.int64]  # [R] the segment of each token of the policy
+    other: NDArray[np.int64]  # [T] that of each token of the other model
 
     @property
     def complete(self) -> bool:
         """Whether every token of both models is in a segment."""
-        return bool((self.mine != UNREAD).all() and (self.theirs != UNREAD).all())
+        return bool((self.policy != UNREAD).all() and (self.other != UNREAD).all())
 
     def closed(self, count: int) -> "Segments":
         """With one more segment: one token of the policy, which ends the turn, and `count` of the
         other model. What was not read to its end is not graded for ending.
         """
-        number = self.mine.max(initial=UNREAD) + 1 if self.complete else UNREAD
-        theirs = np.concatenate([self.theirs, np.full(count, number)])
-        return Segments(np.append(self.mine, number), theirs)
+        number = self.policy.max(initial=UNREAD) + 1 if self.complete else UNREAD
+        other = np.concatenate([self.other, np.full(count, number)])
+        return Segments(np.append(self.policy, number), other)
 
     def within(self, most: int) -> "Segments":
         """Those that lie in the first `most` tokens of the other model, which has no token behind
         them then.
         """
-        beyond = self.theirs[max(most, 0) :]
-        cut = beyond[0] if len(beyond) and beyond[0] != UNREAD else self.theirs.max(initial=0) + 1
-        read = (self.theirs != UNREAD) & (self.theirs < cut)
-        return Segments(np.where(self.mine < cut, self.mine, UNREAD), self.theirs[read])
+        beyond = self.other[max(most, 0) :]
+        cut = beyond[0] if len(beyond) and beyond[0] != UNREAD else self.other.max(initial=0) + 1
+        read = (self.other != UNREAD) & (self.other < cut)
+        return Segments(np.where(self.policy < cut, self.policy, UNREAD), self.other[read])
 
 
-def common_segments(mine: SpelledText, theirs: SpelledText) -> Segments:
+def common_segments(policy: SpelledText, other: SpelledText) -> Segments:
     """The segments as far as both spell the same bytes."""
-    ends = np.intersect1d(mine.ends, theirs.ends)
-    ends = ends[(ends > 0) & (ends <= _same_bytes(mine.text, theirs.text))]
+    ends = np.intersect1d(policy.ends, other.ends)
+    ends = ends[(ends > 0) & (ends <= _same_bytes(policy.text, other.text))]
 
     def numbers(of: NDArray[np.int64]) -> NDArray[np.int64]:
         segments = np.searchsorted(ends, of)
         return np.where(segments < len(ends), segments, UNREAD)
 
-    return Segments(numbers(mine.ends), numbers(theirs.ends))
+    return Segments(numbers(policy.ends), numbers(other.ends))
 
 
-def _same_bytes(one: bytes, other: bytes) -> int:
+def _same_bytes(first: bytes, second: bytes) -> int:
     """The length of what both begin with."""
-    length = min(len(one), len(other))
-    differ = np.frombuffer(one, np.uint8)[:length] != np.frombuffer(other, np.uint8)[:length]
+    length = min(len(first), len(second))
+    differ = np.frombuffer(first, np.uint8)[:length] != np.frombuffer(second, np.uint8)[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
@@ -103,12 +103,12 @@ class Reread:
         by_row = dict(zip(self.rows.tolist(), logprobs or (), strict=True))
         for row, (length, segments) in enumerate(zip(self.lengths, self.segments, strict=True)):
             grades, numbers = np.zeros(length), np.full(length, UNREAD)
-            numbers[length - len(segments.mine) :] = segments.mine
+            numbers[length - len(segments.policy) :] = segments.policy
             if row in by_row:
-                theirs = by_row[row][-len(segments.theirs) :].astype(np.float64)
+                other = by_row[row][-len(segments.other) :].astype(np.float64)
                 firsts = np.unique(numbers, return_index=True)[1]
                 firsts = firsts[numbers[firsts] != UNREAD]
-                grades[firsts] = np.bincount(segments.theirs, theirs)
+                grades[firsts] = np.bincount(segments.other, other)
             yield grades, numbers
 
 
@@ -135,8 +135,8 @@ class TextReader:
         other = load_tokenizer(path)
         self._key, self._other, self._max_len = key, other, max_len
         self._special = special_ids(tokenizer)
-        self._same = other.get_vocab() == tokenizer.get_vocab()
-        self._mine, self._theirs = Spelling.of(tokenizer), Spelling.of(other)
+        same = other.get_vocab() == tokenizer.get_vocab()
+        self._spellings = None if same else (Spelling.of(tokenizer), Spelling.of(other))
         self._prompts: dict[tuple[str, int, bytes], NDArray[np.int32]] = {}
         self._closing: dict[str, NDArray[np.int32]] = {}
         for settings, of_dataset in asked:
@@ -161,12 +161,12 @@ class TextReader:
         tokens: list[NDArray[np.int32]] = []
         masks: list[NDArray[np.bool_]] = []
         pairs = zip(asked, self._answers(answers), closings, strict=True)
-        for prompt, (theirs, cut), closing in pairs:
+        for prompt, (other, cut), closing in pairs:
             read = self._prompts[_key_of(prompt)]
             cut = cut.closed(len(closing)) if len(closing) else cut
             segments.append(cut.within(self._max_len - len(read)))
-            graded = len(segments[-1].theirs)
-            tokens.append(np.concatenate([read, theirs, closing])[: len(read) + graded])
+            graded = len(segments[-1].other)
+            tokens.append(np.concatenate([read, other, closing])[: len(read) + graded])
             masks.append(np.arange(len(tokens[-1])) >= len(read))
         kept = np.flatnonzero([mask.any() for mask in masks])
         return Reread(
@@ -184,30 +184,32 @@ class TextReader:
         self, answers: Sequence[NDArray[np.int32]]
     ) -> Iterator[tuple[NDArray[np.int32], Segments]]:
         """The model's tokens of each answer, and their segments."""
-        if self._same:  # the sampled tokens, which need not be those that the text is cut into
+        if self._spellings is None:  # the sampled tokens, though the text may be cut into others
             for answer in answers:
                 yield answer, Segments(np.arange(len(answer)), np.arange(len(answer)))
             return
-        spelled = [self._mine.decoded(answer) for answer in answers]
+        of_policy, of_other = self._spellings
+        spelled = [of_policy.decoded(answer) for answer in answers]
         texts = [_readable(each.text) for each in spelled]
-        for mine, text, ids in zip(spelled, texts, self._encoded(texts), strict=True):
-            theirs = self._theirs.spelled(ids)
-            bare = theirs.without_first()  # without the space that SentencePiece puts ahead
-            if _nearness(bare.text, text) > _nearness(theirs.text, text):
-                theirs = bare
-            yield ids, common_segments(mine, theirs)
+        for policy, text, ids in zip(spelled, texts, self._encoded(texts), strict=True):
+            other = of_other.spelled(ids)
+            bare = other.without_first()  # without the space that SentencePiece puts ahead
+            if _nearness(bare.text, text) > _nearness(other.text, text):
+                other = bare
+            yield ids, common_segments(policy, other)
 
     def _encoded(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The model's tokens of each text; none of a text with a character that it lacks. What a
         text says of special tokens is text.
         """
         left = list(texts)
-        while True:
+        while left:
             try:
                 encoded = encode(self._other, left, split_special_tokens=True)["input_ids"]
                 return [np.array(ids, np.int32) for ids in encoded]
             except Unencodable as error:
                 left[error.place] = ""
+        return []
 
     def _read_prompts(
         self, dataset: str, asked: Sequence[Prompt], variables: Mapping[str, Any]
@@ -238,7 +240,7 @@ class TextReader:
         for place, text in enumerate(rendered):
             if isinstance(text, Unmarkable) or not text:
                 raise self._refused(asked[place], f"{text}" or "the chat template writes nothing")
-            if "tools" in asked[place].messages[0] and not seen():
+            if any("tools" in first for first in asked[place].messages[:1]) and not seen():
                 raise self._refused(asked[place], "its chat template does not write the tools")
             yield text
 
@@ -250,18 +252,18 @@ class TextReader:
 
     def _notes(self, tokenizer: Any, asked: Iterable[Prompt]) -> Iterator[str]:
         """What to tell at the start."""
-        if self._same:
+        if self._spellings is None:
             yield (
                 f"{self._key} has the policy's tokenizer: it grades each token alone, behind its "
                 "own chat template"
             )
             return
-        questions = [prompt.question for prompt in asked]
-        ids = [np.array(each, np.int32) for each in encode(tokenizer, questions)["input_ids"]]
-        numbers = [segments.mine for _, segments in self._answers(ids)]
-        alone, joined = token_shares(Ragged.of(numbers, np.int64))
+        questions = [prompt.question for prompt in asked if prompt.question]
+        encoded = encode(tokenizer, questions)["input_ids"] if questions else []
+        answers = self._answers([np.array(ids, np.int32) for ids in encoded])
+        alone, joined = token_shares([segments.policy for _, segments in answers])
         told = f"of the first questions' tokens {alone:.1%} alone, {joined:.1%} with others"
-        if alone + joined < LEAST_READ:
+        if questions and alone + joined < LEAST_READ:
             raise UsageError(
                 f"{self._key}: its tokens and the policy's spell different texts: {told}. One of "
                 "the tokenizers changes text (lower case, other spaces) or lacks characters: take "
@@ -277,14 +279,15 @@ class TextReader:
             )
 
 
-def token_shares(numbers: Ragged) -> tuple[float, float]:
-    """Which shares of tokens are a segment alone, and in a segment of several. numbers: of
-    segments, one for each token.
+def token_shares(numbers: Sequence[NDArray[np.int64]]) -> tuple[float, float]:
+    """Which shares of tokens are a segment alone, and in a segment of several. numbers: of each
+    text the segments of its tokens.
     """
     counts = [np.bincount(row[row != UNREAD]) for row in numbers]
-    each = np.concatenate([*counts, np.zeros(0, np.int64)])
-    tokens = max(1, len(numbers.values))
-    return float((each == 1).sum() / tokens), float(each[each > 1].sum() / tokens)
+    tokens = max(1, sum(map(len, numbers)))
+    alone = sum(int((each == 1).sum()) for each in counts)
+    joined = sum(int(each[each > 1].sum()) for each in counts)
+    return alone / tokens, joined / tokens
 
 
 def _readable(text: bytes) -> str:

@@ -23,7 +23,6 @@ from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
 from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering, RLRecipe
-from postgrad.recipe.teachers import OneTeacher
 from postgrad.rollout.openai.prompt_logprobs import NO_IMAGES, ServedTeacher
 
 OTHER_TOKENS = (
@@ -235,10 +234,10 @@ def text_readers(
     with. Raises UsageError as TextReader does.
     """
     readers: dict[int, TextReader] = {}
+    of_dataset = teacher_numbers(recipe) if recipe.algorithm.needs().teacher else {}
     for number, (place, teacher) in enumerate(recipe.teacher.places):
-        if teacher.align == "tokens" or not recipe.algorithm.needs().teacher:
+        if teacher.align == "tokens" or number not in of_dataset.values():
             continue
-        of_dataset = teacher_numbers(recipe)
         asked = [
             (source, part.all())
             for source, part in zip(recipe.data.sources, prompts.parts, strict=True)
@@ -274,22 +273,18 @@ def load_teachers(
         return Teachers([self_grader], of_self, *shows)
     if not needs.teacher:
         return None
-    settings = recipe.teacher
     of_dataset = teacher_numbers(recipe)
     roles: dict[int, LogprobRole] = {}
     texts = [*(tokenizer.decode(prompt.token_ids) for prompt in first), spread_tokens(tokenizer)]
-    others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
-    listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
-    for number, teacher in listed:
-        place = 0 if number is None else number + 1
+    for place, (table, teacher) in enumerate(recipe.teacher.places):
         if place not in of_dataset.values():
             continue
+        number = place - 1 if place else None
         if teacher.server.base_url is None:
             assert teacher.model.source is not None  # a set without a teacher is refused
             roles[place] = fleet.teacher(teacher.model.source, number)
             continue
-        key = "teacher.server" if number is None else f"teacher.sets.{number}.server"
-        served = ServedTeacher(teacher.server, key)
+        served = ServedTeacher(teacher.server, ".".join(map(str, (*table, "server"))))
         stack.callback(served.close)
         _require_unchanged(site, teacher_name(number), served.identity)
         served.require_same_tokens(tokenizer, texts, OTHER_TOKENS)
@@ -310,12 +305,11 @@ def require_served_text(recipe: RLRecipe, prompts: Iterable[Prompt]) -> None:
     needs = recipe.algorithm.needs()
     if needs.self_graded or not needs.teacher:
         return
-    listed = [("teacher.server", recipe.teacher)]
-    listed += [(f"teacher.sets.{n}.server", each) for n, each in enumerate(recipe.teacher.sets)]
-    of_dataset = teacher_numbers(recipe)
+    of_dataset, places = teacher_numbers(recipe), recipe.teacher.places
     for prompt in prompts:
-        key, teacher = listed[of_dataset[prompt.dataset]]
+        table, teacher = places[of_dataset[prompt.dataset]]
         if prompt.images and teacher.server.base_url is not None:
+            key = ".".join(map(str, (*table, "server")))
             raise UsageError(
                 f"{key}: row {prompt.row} of {prompt.dataset} has an image. {NO_IMAGES}"
             )
