@@ -262,15 +262,15 @@ class TextReader:
         encoded = encode(tokenizer, questions)["input_ids"] if questions else []
         answers = self._answers([np.array(ids, np.int32) for ids in encoded])
         alone, joined = token_shares([segments.policy for _, segments in answers])
-        told = f"of the first questions' tokens {alone:.1%} alone, {joined:.1%} with others"
+        shares = f"of the first questions' tokens {alone:.1%} alone, {joined:.1%} with others"
         if questions and alone + joined < LEAST_READ:
             raise UsageError(
-                f"{self._key}: its tokens and the policy's spell different texts: {told}. One of "
+                f"{self._key}: its tokens and the policy's spell different texts: {shares}. One of "
                 "the tokenizers changes text (lower case, other spaces) or lacks characters: take "
                 "another teacher, or let this one write answers (postgrad generate) and train on "
                 "their text with SFT"
             )
-        yield f"{self._key} has another tokenizer: it grades segments of text, {told}"
+        yield f"{self._key} has another tokenizer: it grades segments of text, {shares}"
         lengths = np.array([len(read) for read in self._prompts.values()])
         if over := int((lengths >= self._max_len).sum()):
             yield (
