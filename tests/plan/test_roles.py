@@ -191,6 +191,13 @@ def taught(job: str, *flags: str, teacher: bool = True) -> Recipe:
     return with_overrides(parse_recipe(table), flags)
 
 
+def test_a_plan_says_how_the_tokens_of_another_tokenizer_are_counted() -> None:
+    counted = "as if it read as many tokens as the policy"
+    for align in ("text", "tokens"):
+        notes = " ".join(planned(taught("rl", "--teacher.align", align), "8xH200").notes)
+        assert (counted in notes) == (align == "text")
+
+
 def test_a_teacher_that_grades_has_its_own_cards_and_its_forward_pass_is_a_score() -> None:
     places = "--cluster.rollout", "{ workers = 1 }"
     with_it = planned(taught("rl", *places, "--cluster.teacher", "{ ranks = 1 }"), "8xH200")

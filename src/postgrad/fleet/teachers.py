@@ -231,10 +231,10 @@ def text_readers(
     recipe: RLRecipe, tokenizer: object, prompts: Draws[Prompt]
 ) -> dict[int, TextReader]:
     """By the number of a teacher (`teacher_numbers`), what those of align = "text" read samples
-    with. Raises UsageError as TextReader does.
+    with. recipe: of an algorithm that needs teachers. Raises UsageError as TextReader does.
     """
     readers: dict[int, TextReader] = {}
-    of_dataset = teacher_numbers(recipe) if recipe.algorithm.needs().teacher else {}
+    of_dataset = teacher_numbers(recipe)
     for number, (place, teacher) in enumerate(recipe.teacher.places):
         if teacher.align == "tokens" or number not in of_dataset.values():
             continue

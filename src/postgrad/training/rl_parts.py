@@ -53,7 +53,8 @@ def assemble_rl(
     check_rows(recipe.environment, prompts)
     if reader is not None:
         require_served_text(recipe, prompts.all())
-    readers = text_readers(recipe, tokenizer, prompts)
+    taught = recipe.algorithm.needs().teacher
+    readers = text_readers(recipe, tokenizer, prompts) if taught else {}
     for note in (note for each in readers.values() for note in each.notes):
         run.console.note(note)
     check_answers(scorer, prompts.all(), recipe.data.sources)
