@@ -11,6 +11,7 @@ from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.plan.hardware import Hardware, parse_hardware
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.notes import plan_notes
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.splits import arrangements
@@ -194,7 +195,8 @@ def taught(job: str, *flags: str, teacher: bool = True) -> Recipe:
 def test_a_plan_says_how_the_tokens_of_another_tokenizer_are_counted() -> None:
     counted = "as if it read as many tokens as the policy"
     for align in ("text", "tokens"):
-        notes = " ".join(planned(taught("rl", "--teacher.align", align), "8xH200").notes)
+        outlook = planned(taught("rl", "--teacher.align", align), "8xH200")
+        notes = " ".join(plan_notes(outlook, ()))
         assert (counted in notes) == (align == "text")
 
 

@@ -53,8 +53,7 @@ def assemble_rl(
     check_rows(recipe.environment, prompts)
     if reader is not None:
         require_served_text(recipe, prompts.all())
-    taught = recipe.algorithm.needs().teacher
-    readers = text_readers(recipe, tokenizer, prompts) if taught else {}
+    readers = text_readers(recipe, tokenizer, prompts) if recipe.algorithm.needs().teacher else {}
     for note in (note for each in readers.values() for note in each.notes):
         run.console.note(note)
     check_answers(scorer, prompts.all(), recipe.data.sources)
