@@ -128,7 +128,9 @@ class World:
         if path.exists():
             return str(path)
         if kind not in MADE:
-            init = ModelInit.model_validate({**INIT, "initializer_range": 0.2})
+            kept = {"initializer_range": 0.2}
+            bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 400}} if "bpe" in kind else {}
+            init = ModelInit.model_validate({**INIT, **kept, **bpe})
             return str(make_fresh(init, (), len(kind), path) or path)
         tokenizer = Path(self.model("base"))
         return str(make_model(kind, tokenizer, len(load_tokenizer(str(tokenizer))), path))
@@ -259,6 +261,9 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         raw["teacher"] = {"model": {"path": world.model("teacher")}}
     if kind == "on_policy_distillation":
         _hinted(raw, rng)
+        if "teacher" in raw and not raw["data"]["hint"] and rng.random() < 0.7:
+            other = world.model(rng.choice(("teacher", "bpe teacher")))
+            raw["teacher"] = {"align": "text", "model": {"path": other}}
     if rng.random() < 0.5:
         raw["eval"] = {"path": world.held_out[rows]}
     if job == "rl" and rng.random() < 0.3:

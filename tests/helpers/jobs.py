@@ -102,6 +102,9 @@ reward_coef = 0.5
 [teacher.model]
 path = "{{teacher}}"
 """
+TEXT = OPD.replace("[teacher.model]", '[teacher]\nalign = "text"\n[teacher.model]').replace(
+    "{teacher}", "{other}"
+)
 LORA = "[model.lora]\nrank = 4\nalpha = 8\ndropout = 0.2\n"
 
 
@@ -124,6 +127,7 @@ JOBS = {
     "grpo with lora": Job("rl", 0.0, WORDS + GRPO + LORA),
     "grpo in four bits": Job("rl", 0.0, WORDS + GRPO + LORA + '[model]\nquantize = "4bit"\n'),
     "on-policy distillation": Job("rl", 0.0, WORDS + OPD),
+    "on-policy distillation by text": Job("rl", 0.0, WORDS + TEXT),
     "ppo": Job("rl", 0.0, WORDS + PPO),
     "reward model": Job("reward", 0.0, PAIRS, "reward_model"),
     "reward model with ema": Job("reward", 0.9, PAIRS, "reward_model"),
@@ -147,6 +151,9 @@ def write_recipe(name: str, to: Path) -> Path:
         text = text.replace(f"{{{place}}}", str(write_pairs(to / f"{place}.jsonl", first, rows)))
     if "{teacher}" in text:
         text = text.replace("{teacher}", str(write_teacher(to / "teacher")))
+    if "{other}" in text:
+        pairs = MODEL.replace("characters", "bpe") + "vocab_size = 500\n"
+        text = text.replace("{other}", str(write_teacher(to / "other", pairs)))
     for place, (first, rows) in {"step_rows": (0, 30), "held_out_steps": (30, 6)}.items():
         text = text.replace(f"{{{place}}}", str(write_steps(to / f"{place}.jsonl", first, rows)))
     # One keeps its reference logprobs for the next process, the other computes them each time.
@@ -154,13 +161,15 @@ def write_recipe(name: str, to: Path) -> Path:
     return path
 
 
-def write_teacher(path: Path) -> Path:
-    """A fresh model with the tokens of the jobs' models, and other weights."""
+def write_teacher(path: Path, model: str = MODEL) -> Path:
+    """A fresh model with other weights than the jobs' models, and the tokens of `model`."""
     from postgrad.models.fresh import make_fresh  # torch, which few readers of this file need
     from postgrad.models.settings import ModelInit
 
-    table = tomllib.loads(MODEL + PHRASES)["model"]["init"]
-    make_fresh(ModelInit.model_validate_json(json.dumps(table)), (), 7, path)
+    table = tomllib.loads(model + PHRASES)["model"]["init"]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    texts = () if model == MODEL else [f"{a}{b}" for a in letters for b in letters]
+    make_fresh(ModelInit.model_validate_json(json.dumps(table)), texts, 7, path)
     return path
 
 

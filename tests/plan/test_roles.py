@@ -11,6 +11,7 @@ from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.plan.hardware import Hardware, parse_hardware
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.notes import plan_notes
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.splits import arrangements
@@ -189,6 +190,14 @@ def taught(job: str, *flags: str, teacher: bool = True) -> Recipe:
     if teacher:
         table["teacher"] = {"model": {"path": "Qwen/Qwen2.5-7B"}}
     return with_overrides(parse_recipe(table), flags)
+
+
+def test_a_plan_says_how_the_tokens_of_another_tokenizer_are_counted() -> None:
+    counted = "as if it read as many tokens as the policy"
+    for align in ("text", "tokens"):
+        outlook = planned(taught("rl", "--teacher.align", align), "8xH200")
+        notes = " ".join(plan_notes(outlook, ()))
+        assert (counted in notes) == (align == "text")
 
 
 def test_a_teacher_that_grades_has_its_own_cards_and_its_forward_pass_is_a_score() -> None:

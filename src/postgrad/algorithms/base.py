@@ -25,6 +25,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.core.settings import Settings
+from postgrad.ops.advantages import over_segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,29 +83,41 @@ class Credit:
 class Grades:
     """What a grader says of the S samples of a batch."""
 
-    logprobs: Ragged  # float32 [N] nats over the samples' tokens; zeros where loss_mask is False
+    # float64 [N] nats over the samples' tokens; zeros where loss_mask is False, and behind the
+    # first token of a segment, which has the logprob of all of it
+    logprobs: Ragged
     graded: NDArray[np.bool_]  # [S] False: its hint had nothing to show, and it has no say
+    # int64 [N] numbers of segments of text that were graded as one, rising in a sample; below 0:
+    # not graded. None: each token was graded alone.
+    segments: Ragged | None = None
 
     def take(self, rows: NDArray[np.int64]) -> Grades:
         """Those of samples `rows`, in this order."""
-        return Grades(self.logprobs.take(rows), self.graded[rows])
+        segments = None if self.segments is None else self.segments.take(rows)
+        return Grades(self.logprobs.take(rows), self.graded[rows], segments)
 
     def above(
         self, before: Ragged, loss_mask: Ragged, most: float | None
     ) -> tuple[NDArray[np.float64], dict[str, float]]:
         """float64 [N]: how much more likely the grader finds each loss token of a graded sample
-        than `before`, within +-most; else 0. Also the metrics of this, of which there are none
-        where there are no such tokens.
+        than `before`, or all of its segment, within +-most; else 0. Also the metrics of this, of
+        which there are none where there are no such tokens.
         """
-        read = loss_mask.values & loss_mask.spread(self.graded).values
+        asked = loss_mask.values & loss_mask.spread(self.graded).values
+        read = asked if self.segments is None else asked & (self.segments.values >= 0)
         grades = self.logprobs.values.astype(np.float64)
-        gap = (grades - before.values) * read
+        alone = (grades - before.values) * read
+        gap, lengths = over_segments(alone, self.segments)
         bounded = gap if most is None else gap.clip(-most, most)
         metrics: dict[str, float] = {}
         if len(self.graded):
             metrics["teacher/graded_fraction"] = float(self.graded.mean())
+        if self.segments is not None and (tokens := int(asked.sum())):
+            metrics["teacher/alone_fraction"] = float((read & (lengths == 1)).sum()) / tokens
+            metrics["teacher/segment_fraction"] = float((read & (lengths > 1)).sum()) / tokens
+            metrics["teacher/unread_fraction"] = float((asked & ~read).sum()) / tokens
         if tokens := int(read.sum()):
-            metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
+            metrics["teacher/reverse_kl"] = -float(alone.sum()) / tokens
             metrics["teacher/logprob"] = float((grades * read).sum()) / tokens
             if most is not None:
                 metrics["teacher/clipped_fraction"] = float((bounded != gap).sum()) / tokens

@@ -17,7 +17,6 @@ from postgrad._version import __version__
 from postgrad.core.array_files import read_arrays, write_arrays
 from postgrad.core.files import cache_folder, version
 from postgrad.core.ragged import Ragged
-from postgrad.data import answer_spans, loss_masks, templates
 from postgrad.data.chat_format import Message
 from postgrad.data.packed import PackedJson
 from postgrad.models import render_child, rendering
@@ -88,13 +87,14 @@ class TokenCache:
 
     @cached_property
     def _made_by(self) -> list[Any]:
-        """What made the tokens, for the key: the tokenizer with its template, our code as a hash of
-        its text, and the versions of other libraries.
+        """What made the tokens, for the key: the tokenizer with its template, the text of all code
+        of this room and of what renders, and the versions of other libraries.
         """
         tokenizer = self._tokenizer
         code = hashlib.sha256()
-        for module in (templates, loss_masks, answer_spans, rendering, render_child):
-            code.update(Path(str(module.__file__)).read_bytes())
+        renderers = (str(module.__file__) for module in (rendering, render_child))
+        for path in (*sorted(Path(__file__).parent.glob("*.py")), *map(Path, renderers)):
+            code.update(path.read_bytes())
         libraries = ("transformers", "tokenizers", "jinja2")
         return [
             hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),

@@ -231,12 +231,24 @@ def _end_of_text(
     """The token that the template writes after an answer of plain text; None where that cannot be
     told, as of a template that refuses a plain question.
     """
+    closing = closing_text(tokenizer, ends, variables, parts=parts)
+    end = None if closing is None else ends.search(closing)
+    return end.group() if end else None
+
+
+def closing_text(
+    tokenizer: Any, ends: re.Pattern[str], variables: Mapping[str, Any], *, parts: bool = False
+) -> str | None:
+    """What the template writes behind an answer of plain text, up to the token of `ends` that ends
+    it and with it; None where that cannot be told.
+    """
     chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
     (texts,) = rendered(tokenizer, [(chat, [(2, False)])], variables, parts=parts)
     if isinstance(texts, Unrenderable) or PROBE not in texts[0]:
         return None
-    end = ends.search(texts[0], texts[0].rindex(PROBE))
-    return end.group() if end else None
+    behind = texts[0][texts[0].rindex(PROBE) + len(PROBE) :]
+    end = ends.search(behind)
+    return behind[: end.end()] if end else None
 
 
 ROLES = {*get_args(Role), DOCUMENT}

@@ -4,7 +4,7 @@ the fleet loads or servers have; or the policy or the reference. All of them rea
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,24 @@ from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences, column_of
 from postgrad.core.rollout_batch import RolloutBatch
+from postgrad.data.draws import Draws
 from postgrad.data.rows import dataset_name
+from postgrad.data.text_segments import Reread, TextReader
 from postgrad.fleet.fleet import Fleet, RunContext, teacher_name
 from postgrad.learner.protocols import LogprobRole
 from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering, RLRecipe
-from postgrad.recipe.teachers import OneTeacher
 from postgrad.rollout.openai.prompt_logprobs import NO_IMAGES, ServedTeacher
 
 OTHER_TOKENS = (
-    "a teacher grades the student's own tokens one by one, so it needs the same tokenizer: take "
-    "one of the student's family, or let it write answers (postgrad generate) and train on their "
-    "text with SFT"
+    'a teacher that is loaded grades segments of text with align = "text" beside model.path; or '
+    "take one of the student's family, or let it write answers (postgrad generate) and train on "
+    "their text with SFT"
+)
+OTHER_DISTRIBUTIONS = (
+    "distillation compares whole distributions over one vocabulary: take a teacher of the "
+    'student\'s family; job = "rl" with "on_policy_distillation" and teacher.align = "text", which '
+    "grades segments of text; or let it write answers (postgrad generate) and train on their text"
 )
 NOBODY = -1  # grades a sample
 PROBED = 64  # tokens that servers have to read as the policy does, beside prompts of the data
@@ -42,12 +48,15 @@ class Teachers:
         of_dataset: dict[str, int],
         correct_at: float = 1.0,
         special: Sequence[int] = (),
+        readers: Mapping[int, TextReader] | None = None,
     ) -> None:
         """of_dataset: by name of a dataset, which of `roles`; one for each dataset of the data.
         correct_at: the reward of answers that hints may show. special: tokens that are no text.
+        readers: of those of `roles` that read samples in tokens of their own.
         """
         self.roles = roles
         self._of_dataset, self._correct_at, self._special = of_dataset, correct_at, special
+        self._readers = readers or {}
 
     def grade(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> "Graded":
         """The teachers' logprobs of every loss token, behind the hints of prompts that have some. A
@@ -70,38 +79,57 @@ class Teachers:
         graded[[*shown]] = True
         chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
         teacher_of = np.where(graded, chosen[sequences.group], NOBODY)
-        parts: list[tuple[NDArray[np.int64], Handle[Ragged]]] = []
+        parts: list[GradedPart] = []
         numbers: list[int] = np.unique(teacher_of[graded]).tolist()
         for number in numbers:  # all are asked before any is waited for
-            rows = np.flatnonzero(teacher_of == number)
+            rows, role = np.flatnonzero(teacher_of == number), self.roles[number]
             part = read if len(rows) == len(sequences) else read.take(rows)
-            parts.append((rows, self.roles[number].logprobs(part)))
+            if number not in self._readers:
+                parts.append(GradedPart(rows, role.logprobs(part)))
+                continue
+            reread = self._readers[number].read(part, prompts, ~batch.truncated[rows])
+            handle = role.logprobs(reread.sequences) if len(reread.rows) else None
+            parts.append(GradedPart(rows, handle, reread))
         return Graded(sequences, graded, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class GradedPart:
+    """Samples of one teacher."""
+
+    rows: NDArray[np.int64]  # which
+    logprobs: Handle[Ragged] | None  # None: none of them has text that the teacher reads
+    reread: Reread | None = None  # as a teacher of other tokens reads them
 
 
 class Graded:
     """The logprobs of several teachers as one column, once it is asked for."""
 
     def __init__(
-        self,
-        sequences: Sequences,
-        graded: NDArray[np.bool_],
-        parts: Sequence[tuple[NDArray[np.int64], Handle[Ragged]]],
+        self, sequences: Sequences, graded: NDArray[np.bool_], parts: Sequence[GradedPart]
     ) -> None:
-        """parts: rows of `sequences`, and what their teacher says of them."""
+        """graded: [S] who is. parts: of `sequences`, with what their teacher says of them."""
         self._sequences, self._graded, self._parts = sequences, graded, parts
 
     def result(self) -> Grades:
         """Waits for all of them."""
-        column = np.zeros(len(self._sequences.tokens.values), np.float32)
-        logprobs = Ragged(column, self._sequences.tokens.offsets)
-        for rows, handle in self._parts:
-            for row, grades in zip(rows.tolist(), handle.result(), strict=True):
+        tokens = self._sequences.tokens
+        logprobs = tokens.like(np.zeros(len(tokens.values)))
+        segments = tokens.like(np.arange(len(tokens.values)))  # each token is one
+        for part in self._parts:
+            of_part = part.logprobs and part.logprobs.result()
+            if part.reread is not None:
+                each = zip(part.rows.tolist(), part.reread.graded(of_part), strict=True)
+                for row, (grades, numbers) in each:
+                    logprobs.row(row)[:], segments.row(row)[:] = grades, numbers
+                continue
+            for row, grades in zip(part.rows.tolist(), of_part or (), strict=True):
                 # a hint stands before the answer: what both end with is the same
                 of_row = logprobs.row(row)
                 shared = min(len(of_row), len(grades))
                 of_row[-shared:] = grades[-shared:]
-        return Grades(logprobs, self._graded)
+        rereads = any(part.reread is not None for part in self._parts)
+        return Grades(logprobs, self._graded, segments if rereads else None)
 
 
 def shown_answers(
@@ -187,26 +215,53 @@ def _hint(hinted: Hinted | None, answer: NDArray[np.int32] | None) -> NDArray[np
 
 
 def check_teachers(recipe: Answering, tokenizer: object) -> None:
-    """Raises UsageError where a teacher that is loaded here has other tokens than the student."""
-    for place, model in recipe.loaded_models.items():
-        if place[0] == "teacher":
-            key = ".".join(map(str, (*place, "path")))
+    """Raises UsageError where a teacher that reads the student's tokens, and is loaded here, has
+    others.
+    """
+    remedy = OTHER_TOKENS if recipe.trains_on_rollouts else OTHER_DISTRIBUTIONS
+    for place, teacher in recipe.teacher.places:
+        model = recipe.loaded_models.get((*place, "model"))
+        if model is not None and teacher.align == "tokens":
+            key = ".".join(map(str, (*place, "model.path")))
             assert model.source is not None  # of no path there is no table
-            require_same_tokens(model.source, key, tokenizer, remedy=OTHER_TOKENS)
+            require_same_tokens(model.source, key, tokenizer, remedy=remedy)
+
+
+def text_readers(
+    recipe: RLRecipe, tokenizer: object, prompts: Draws[Prompt]
+) -> dict[int, TextReader]:
+    """By the number of a teacher (`teacher_numbers`), what those of align = "text" read samples
+    with. recipe: of an algorithm that needs teachers. Raises UsageError as TextReader does.
+    """
+    readers: dict[int, TextReader] = {}
+    of_dataset = teacher_numbers(recipe)
+    for number, (place, teacher) in enumerate(recipe.teacher.places):
+        if teacher.align == "tokens" or number not in of_dataset.values():
+            continue
+        asked = [
+            (source, part.all())
+            for source, part in zip(recipe.data.sources, prompts.parts, strict=True)
+            if of_dataset[dataset_name(source)] == number
+        ]
+        key, path = ".".join(map(str, place)), teacher.model.source
+        assert path is not None  # a recipe without it is refused
+        readers[number] = TextReader(key, path, tokenizer, asked, recipe.data.max_len)
+    return readers
 
 
 def load_teachers(
     fleet: Fleet,
-    site: RunContext,
+    context: RunContext,
     recipe: RLRecipe,
     tokenizer: Any,
     first: Sequence[Prompt],
     stack: ExitStack,
     self_grader: LogprobRole | None,
+    readers: Mapping[int, TextReader],
 ) -> Teachers | None:
     """The teachers of a recipe; None where its algorithm has none. first: prompts, whose
     texts servers have to read as the policy does. stack: ends what talks to servers. self_grader:
-    of the run's roles the one that grades all samples in place of teachers.
+    of the run's roles the one that grades all samples in place of teachers. readers: text_readers.
 
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
@@ -218,24 +273,20 @@ def load_teachers(
         return Teachers([self_grader], of_self, *shows)
     if not needs.teacher:
         return None
-    settings = recipe.teacher
     of_dataset = teacher_numbers(recipe)
     roles: dict[int, LogprobRole] = {}
     texts = [*(tokenizer.decode(prompt.token_ids) for prompt in first), spread_tokens(tokenizer)]
-    others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
-    listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
-    for number, teacher in listed:
-        place = 0 if number is None else number + 1
+    for place, (table, teacher) in enumerate(recipe.teacher.places):
         if place not in of_dataset.values():
             continue
+        number = place - 1 if place else None
         if teacher.server.base_url is None:
             assert teacher.model.source is not None  # a set without a teacher is refused
             roles[place] = fleet.teacher(teacher.model.source, number)
             continue
-        key = "teacher.server" if number is None else f"teacher.sets.{number}.server"
-        served = ServedTeacher(teacher.server, key)
+        served = ServedTeacher(teacher.server, ".".join(map(str, (*table, "server"))))
         stack.callback(served.close)
-        _require_same_served_model(site, teacher_name(number), served.identity)
+        _require_same_served_model(context, teacher_name(number), served.identity)
         served.require_same_tokens(tokenizer, texts, OTHER_TOKENS)
         roles[place] = served
     places = sorted(roles)
@@ -243,6 +294,7 @@ def load_teachers(
         [roles[place] for place in places],
         {name: places.index(place) for name, place in of_dataset.items()},
         *shows,
+        {places.index(place): reader for place, reader in readers.items() if place in places},
     )
 
 
@@ -253,12 +305,11 @@ def require_served_text(recipe: RLRecipe, prompts: Iterable[Prompt]) -> None:
     needs = recipe.algorithm.needs()
     if needs.self_graded or not needs.teacher:
         return
-    listed = [("teacher.server", recipe.teacher)]
-    listed += [(f"teacher.sets.{n}.server", each) for n, each in enumerate(recipe.teacher.sets)]
-    of_dataset = teacher_numbers(recipe)
+    of_dataset, places = teacher_numbers(recipe), recipe.teacher.places
     for prompt in prompts:
-        key, teacher = listed[of_dataset[prompt.dataset]]
+        table, teacher = places[of_dataset[prompt.dataset]]
         if prompt.images and teacher.server.base_url is not None:
+            key = ".".join(map(str, (*table, "server")))
             raise UsageError(
                 f"{key}: row {prompt.row} of {prompt.dataset} has an image. {NO_IMAGES}"
             )
@@ -293,12 +344,12 @@ def teacher_numbers(recipe: RLRecipe) -> dict[str, int]:
     return {name: by_name.get(name, 0) for name in names}
 
 
-def _require_same_served_model(site: RunContext, name: str, identity: str) -> None:
+def _require_same_served_model(context: RunContext, name: str, identity: str) -> None:
     """A run goes on with the model of the same name on the server: its weights are not seen."""
-    before = site.choices.frozen.get(name, identity)
+    before = context.choices.frozen.get(name, identity)
     if before != identity:
         raise RunError(
             f"the {name}'s server has {identity}, and this run was started with {before}: serve "
             "that again, or start a new run"
         )
-    site.choices = replace(site.choices, frozen={**site.choices.frozen, name: identity})
+    context.choices = replace(context.choices, frozen={**context.choices.frozen, name: identity})

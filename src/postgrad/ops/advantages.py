@@ -2,8 +2,9 @@
 float64.
 
 rewards: [S]; group: [S] integers, samples with the same number answer the same prompt, in any
-order. Every function returns [S]. A group whose rewards are all equal gives exactly 0, which
-subtracting a rounded mean would not: three rewards of 0.1 have a mean of 0.10000000000000002.
+order. Functions return [S], or [N] over tokens. A group whose rewards are all equal gives exactly
+0, which subtracting a rounded mean would not: three rewards of 0.1 have a mean of
+0.10000000000000002.
 """
 
 from collections.abc import Mapping
@@ -197,6 +198,19 @@ def to_go(rewards: Floats, charges: Ragged, turn_rewards: Ragged) -> Floats:
     """
     from_here = charges.spread(charges.sums()).values - _before(charges)
     return charges.spread(rewards).values - _before(turn_rewards) - from_here
+
+
+def over_segments(values: Floats, segments: Ragged | None) -> tuple[Floats, Ints]:
+    """[N] each: the sum of the values of a token's segment, and how many tokens it has. segments:
+    [N] their numbers, equal in tokens side by side of a sample; None: each token is one.
+    """
+    if segments is None or not len(values):
+        return values, np.ones(len(values), np.int64)
+    first = np.diff(segments.values, prepend=0) != 0
+    first[segments.offsets[:-1][segments.lengths > 0]] = True
+    starts = np.flatnonzero(first)
+    lengths = np.diff(starts, append=len(values))
+    return np.repeat(np.add.reduceat(values, starts), lengths), np.repeat(lengths, lengths)
 
 
 def _before(column: Ragged) -> Floats:

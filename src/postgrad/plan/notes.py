@@ -11,7 +11,7 @@ from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
 from postgrad.plan.sizes import ahead_bytes, most_turns
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
 
@@ -49,6 +49,7 @@ def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
+    yield from _teacher_note(outlook.recipe)
     if each := stored_bytes(outlook.recipe):
         yield _stored(each, outlook.lengths)
     if outlook.timing.overlaps:
@@ -112,6 +113,16 @@ def _turns_note(recipe: Recipe) -> Iterator[str]:
         f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
         "as much. Memory has room for all of them"
     )
+
+
+def _teacher_note(recipe: Recipe) -> Iterator[str]:
+    """What is not counted of teachers with another tokenizer."""
+    teachers = recipe.teacher.places if isinstance(recipe, RLRecipe) else []
+    if any(teacher.align == "text" for _, teacher in teachers):
+        yield (
+            'a teacher with align = "text" is counted as if it read as many tokens as the policy, '
+            "up to data.max_len each: its own tokens are more or fewer"
+        )
 
 
 def _stored(each: int, lengths: RowLengths) -> str:

@@ -1,23 +1,27 @@
 """The teachers of a recipe: [teacher], and [[teacher.sets]] for rows of some datasets."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import Field
 
 from postgrad.algorithms.base import Algorithm
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.settings import Settings
+from postgrad.data.settings import MixSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.rollout.openai.settings import TeacherServerSettings
+from postgrad.rollout.settings import EnvironmentSets, RolloutSettings
 
 
 class OneTeacher(Settings):
-    """A frozen model that a student learns from, loaded here or behind a server: it has the
-    student's tokens.
+    """A frozen model that a student learns from, loaded here or behind a server. align: "tokens":
+    it reads the student's tokens, so that it needs the same tokenizer. "text": it reads the same
+    text in its own tokens and chat template, and grades segments that end with a token of both.
     """
 
+    align: Literal["tokens", "text"] = "tokens"
     model: ModelSettings = ModelSettings()
     server: TeacherServerSettings = TeacherServerSettings()
 
@@ -43,12 +47,15 @@ class TeacherSettings(OneTeacher):
     top_k: int | None = Field(default=None, ge=1)
 
     @property
+    def places(self) -> list[tuple[KeyPath, OneTeacher]]:
+        """All of them, [teacher] first, each with its place."""
+        sets = ((("teacher", "sets", number), other) for number, other in enumerate(self.sets))
+        return [(("teacher",), self), *sets]
+
+    @property
     def tables(self) -> dict[KeyPath, ModelSettings]:
         """The [model] of each, by place."""
-        places: dict[KeyPath, ModelSettings] = {("teacher", "model"): self.model}
-        for number, other in enumerate(self.sets):
-            places["teacher", "sets", number, "model"] = other.model
-        return places
+        return {(*place, "model"): teacher.model for place, teacher in self.places}
 
     @property
     def models(self) -> dict[KeyPath, ModelSettings]:
@@ -74,11 +81,23 @@ class WithTeachers(Protocol):
     @property
     def cluster(self) -> ClusterSettings: ...
 
+    @property
+    def data(self) -> MixSettings: ...
+
+    @property
+    def environment(self) -> EnvironmentSets | None: ...
+
+    @property
+    def rollout(self) -> RolloutSettings: ...
+
 
 def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
     """A teacher that is not named, or that nothing reads, or that cannot do what is asked."""
-    settings, places = recipe.teacher, dict(_places(recipe.teacher))
+    settings, places = recipe.teacher, dict(recipe.teacher.places)
     named = {place: teacher for place, teacher in places.items() if teacher.named}
+    for place, teacher in places.items():
+        if teacher.align == "text" and not teacher.named:
+            yield (*place, "align"), "is of a teacher, and this table names none (model.path)"
     if not recipe.algorithm.needs().teacher:
         if named:
             yield (
@@ -106,12 +125,6 @@ def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
     yield from (_of_rollouts if recipe.trains_on_rollouts else _of_rows)(recipe, named)
 
 
-def _places(settings: TeacherSettings) -> Iterator[tuple[KeyPath, OneTeacher]]:
-    yield ("teacher",), settings
-    for number, other in enumerate(settings.sets):
-        yield ("teacher", "sets", number), other
-
-
 def _datasets_once(settings: TeacherSettings) -> Iterator[RecipeProblem]:
     seen = set[str]()
     for number, other in enumerate(settings.sets):
@@ -132,6 +145,9 @@ def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iter
             'is of job = "sft", whose rows are known before: samples are graded as they come',
         )
     for place, teacher in named.items():
+        if teacher.align == "text":
+            yield from _of_text(recipe, (*place, "align"), teacher)
+    for place, teacher in named.items():
         if teacher.server.base_url is not None and recipe.logprob_temperature != 1.0:
             yield (
                 (*place, "server"),
@@ -145,6 +161,26 @@ def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iter
         )
 
 
+def _of_text(recipe: WithTeachers, key: KeyPath, teacher: OneTeacher) -> Iterator[RecipeProblem]:
+    """Of a teacher that reads the text of samples."""
+    if teacher.server.base_url is not None:
+        yield (
+            key,
+            '"text" needs the tokenizer, which a server does not give: load this teacher here '
+            "(model.path)",
+        )
+    if any(source.hint for source in recipe.data.sources):
+        yield key, '"text" reads the messages of rows, which have no hint: leave data.hint out'
+    if recipe.environment is not None:
+        yield (
+            key,
+            '"text" reads one answer behind a prompt, and an [environment] replies between '
+            "several: leave one of them out",
+        )
+    if recipe.rollout.source == "replay":
+        yield key, '"text" reads the messages of rows, and recorded samples have none'
+
+
 def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
     """Of SFT, whose teacher gives whole distributions."""
     if recipe.teacher.top_k is not None and recipe.algorithm.needs().own_answers:
@@ -152,6 +188,13 @@ def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator
             ("teacher", "top_k"),
             "reads the rows before the first update, and with algorithm.on_policy some answers are "
             "sampled later: leave one of them out",
+        )
+    if recipe.teacher.align == "text":
+        yield (
+            ("teacher", "align"),
+            '"text" compares probabilities of segments of text, and distillation compares whole '
+            'distributions over one vocabulary: take job = "rl" with "on_policy_distillation", or '
+            "let the teacher write answers (postgrad generate) and train on their text",
         )
     if recipe.teacher.sets:
         yield (

@@ -8,10 +8,16 @@ from typing import cast
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
+from postgrad.data.text_segments import TextReader
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.loading import least_shared
-from postgrad.fleet.teachers import check_teachers, load_teachers, require_served_text
+from postgrad.fleet.teachers import (
+    check_teachers,
+    load_teachers,
+    require_served_text,
+    text_readers,
+)
 from postgrad.layout.tree import MIN_SHARED
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
@@ -47,13 +53,14 @@ def assemble_rl(
     check_rows(recipe.environment, prompts)
     if reader is not None:
         require_served_text(recipe, prompts.all())
+    readers = _text_readers(run, recipe, tokenizer, prompts)
     check_answers(scorer, prompts.all(), recipe.data.sources)
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
     grader = roles.grader(recipe.algorithm.needs().self_graded)
-    teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader)
+    teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader, readers)
     roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
@@ -69,14 +76,25 @@ def assemble_rl(
         adapter=recipe.rollout.sends_adapter,
     )
     engine.sleep()  # as it does while the policy learns
-    readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
-    auto_sizes.try_tokens(run, roles.learners, readers)
+    reading = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
+    auto_sizes.try_tokens(run, roles.learners, reading)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     inputs = SampleInputs(path, tokenizer, reader, prompts, scorer)
     source = rollout_source(run, recipe, inputs, engine, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     parts = Parts(roles, algorithm, engine, publish, source, scorer, evaluator, tokenizer, recipe)
     return RLJob(run, parts)
+
+
+def _text_readers(
+    run: Run, recipe: RLRecipe, tokenizer: object, prompts: Draws[Prompt]
+) -> dict[int, TextReader]:
+    """Readers of text by the teacher's number; what they have to say is told."""
+    readers = text_readers(recipe, tokenizer, prompts) if recipe.algorithm.needs().teacher else {}
+    for reader in readers.values():
+        for note in reader.notes:
+            run.console.note(note)
+    return readers
 
 
 def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:

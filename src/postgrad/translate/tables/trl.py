@@ -62,8 +62,10 @@ OTHERS = {
     'such as "Correct solution:\\n\\n{group.answer}", algorithm.correct_at, the reward of a right '
     'answer, and algorithm.graded_by: "policy" is the live teacher, "reference" base, and with '
     "reference.ema_decay ema",
-    "gold|ssd|ssd_eval": "distillation from a teacher with other tokens, or SFT on samples of the "
-    "student's start, is not here",
+    "gold": "it compares whole distributions, sorted where tokens differ, which is not here; a "
+    'teacher with other tokens grades samples in a recipe with job = "rl", algorithm.type = '
+    '"on_policy_distillation" and teacher.align = "text"',
+    "ssd|ssd_eval": "SFT on samples of the student's start is not here",
     "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
     "read as they are (docs/algorithms/process_reward.md)",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
