@@ -31,7 +31,8 @@ test: .venv/ready  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group peers --group harness --group s3
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt \
+		--group peers --group harness --group agents --group s3
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
 		-m "slow and not long and not browser and not ranks and not vllm" --durations=15
 

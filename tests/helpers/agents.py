@@ -310,3 +310,62 @@ def thinks_before_calls(base_url, api_key, model, row):
     result = {"role": "tool", "tool_call_id": call["id"], "content": f"{thoughts}: 7"}
     ask(base_url, api_key, [*messages, said, result], tools=tools)
     return 1.0
+
+
+async def repeats_requests(base_url, api_key, model, row):
+    """Sends what another agent has sent; where that names a reply, it names its own newest one.
+    Returns the number of turns, and raises where a count is not what the policy has read.
+    """
+    replies, counts = [], []
+    for path, body in row["requests"]:
+        body = json.loads(json.dumps(body))
+        if "previous_response_id" in body:
+            body["previous_response_id"] = replies[-1]["id"]
+        if "previous_message_id" in body.get("thread", {}):
+            body["thread"]["previous_message_id"] = replies[-1]["id"]
+        reply = await asyncio.to_thread(post, f"{base_url}/{path}", api_key, body)
+        (counts if path.endswith("count_tokens") else replies).append(reply)
+    if counts:
+        read = [reply["usage"]["input_tokens"] for reply in replies]
+        assert [count["input_tokens"] for count in counts] == read
+    return len(replies)
+
+
+def post(url, api_key, body):
+    """The reply to a request of Anthropic's or OpenAI's; of a stream, the newest that has an id."""
+    headers = {"x-api-key": api_key, "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as reply:
+        text = reply.read().decode()
+    if not body.get("stream"):
+        return json.loads(text)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    within = [event.get("response") or event.get("message") for event in events]
+    return [each for each in within if each][-1]
+
+
+async def counts_tokens(base_url, api_key, model, row):
+    """Asks how many tokens its messages have, and then for an answer to them, which says the same.
+    Returns how often it was refused a count.
+    """
+    messages, refused = list(row["messages"]), 0
+    url = f"{base_url}/messages"
+    for _ in range(2):
+        body = {"messages": messages, "max_tokens": 5}
+        count = await asyncio.to_thread(post, f"{url}/count_tokens", api_key, body)
+        reply = await asyncio.to_thread(post, url, api_key, body)
+        assert count["input_tokens"] == reply["usage"]["input_tokens"]
+        on = {"role": "user", "content": "on"}
+        messages += [{"role": "assistant", "content": reply["content"]}, on]
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+    }
+    for content in ([image], "\ud800"):
+        body = {"messages": [*messages, {"role": "user", "content": content}]}
+        try:
+            await asyncio.to_thread(post, f"{url}/count_tokens", api_key, body)
+        except urllib.error.HTTPError as error:
+            refused += json.load(error)["type"] == "error"
+    await asyncio.to_thread(post, url, api_key, {"messages": messages, "max_tokens": 5})
+    return refused

@@ -460,6 +460,16 @@ def test_an_agent_that_ends_while_a_request_waits_ends_its_sample():
     played.close()
 
 
+def test_tokens_are_counted_as_the_policy_reads_them_and_a_refused_count_fails_no_sample():
+    played = world("counts_tokens", branches=False)
+    episode = played.reset(PROMPT, 0)
+    assert episode.begin().result().failure is None
+    for number in range(3):
+        seen = episode.step(turn("<think>never mind", number)).result()
+    assert (seen.failure, seen.done, seen.reward) == (None, True, 2.0)
+    played.close()
+
+
 def test_an_agent_ends_where_the_episode_does():
     played = world("counts", max_turns=1)
     before = len(agents.ENDED)

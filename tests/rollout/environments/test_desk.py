@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from postgrad.rollout.environments.desk import ChatAnswer, Desk, Ignorable
+from postgrad.rollout.environments.desk import Desk
+from postgrad.rollout.environments.wire import ChatAnswer, Ignorable
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -34,6 +35,9 @@ class Policy:
             message["tool_calls"] = [CALL]
         return ChatAnswer(message, read=10 + number, written=number)
 
+    async def count(self, body: Mapping[str, Any]) -> int:
+        return sum(len(part["text"]) for part in parts_of(body))
+
 
 def played(scene: Any, ignored: Sequence[Ignorable] = ()) -> None:
     """scene(policy, post, url): post(body, retry) sends a request as OpenAI's client does."""
@@ -41,7 +45,7 @@ def played(scene: Any, ignored: Sequence[Ignorable] = ()) -> None:
     async def play() -> None:
         desk, policy = Desk(ignored), Policy()
         async with desk.open(), httpx.AsyncClient(timeout=60) as client:
-            with desk.seat(policy) as key:
+            with desk.seat(policy, policy.count) as key:
 
                 async def post(body: Any, retry: int = 0, **more: Any) -> httpx.Response:
                     headers = {"Authorization": f"Bearer {key}"}
@@ -164,16 +168,93 @@ def test_options_that_the_recipe_ignores_are_taken_and_no_others() -> None:
     played(scene, ("stop", "tool_choice"))
 
 
-def test_a_program_that_asks_another_interface_is_told_which_ones_there_are() -> None:
+@pytest.mark.parametrize(("method", "path"), [("POST", "embeddings"), ("GET", "responses/resp_1")])
+def test_a_program_that_asks_another_interface_is_told_which_ones_there_are(
+    method: str, path: str
+) -> None:
     async def scene(policy: Policy, post: Any, where: str) -> None:
         url, _ = where.split()
         async with httpx.AsyncClient() as client:
-            reply = await client.post(f"{url}/responses", json={"input": "hi"})
+            reply = await client.request(method, f"{url}/{path}")
         assert reply.status_code == 404
-        assert reply.json()["error"]["message"] == (
-            "/v1/responses is not served, only /v1/chat/completions and /v1/models: let the agent "
-            "use the chat completions API"
+        assert reply.json()["error"] == {
+            "message": f"{method} /v1/{path} is not served, only /v1/chat/completions, "
+            "/v1/responses, /v1/messages and /v1/models: let the agent use one of these",
+            "type": "not_found_error",
+        }
+
+    played(scene)
+
+
+ASKED = {
+    "chat/completions": BODY,
+    "responses": {"input": "hi"},
+    "messages": {"messages": BODY["messages"], "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("begin", ["", "/v1"])
+@pytest.mark.parametrize("path", ASKED)
+def test_every_protocol_is_served_where_its_clients_look_for_it(path: str, begin: str) -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        url, key = where.split()
+        async with httpx.AsyncClient() as client:
+            for headers in ({"x-api-key": key}, {"Authorization": f"Bearer {key}"}):
+                sent = {"headers": headers, "json": ASKED[path]}
+                reply = await client.post(f"{url}{begin}/{path}", **sent)
+                assert reply.status_code == 200
+                streamed = {**ASKED[path], "stream": True}
+                sent = {"headers": headers, "json": streamed}
+                reply = await client.post(f"{url}{begin}/{path}", **sent)
+                assert reply.headers["content-type"].startswith("text/event-stream")
+            guessed = await client.post(f"{url}{begin}/{path}", json=ASKED[path])
+        assert (guessed.status_code, guessed.json()["error"]["type"]) == (
+            401,
+            "authentication_error",
         )
+        contents = [
+            "".join(part["text"] for part in parts) for parts in map(parts_of, policy.asked)
+        ]
+        assert contents == ["hi"] * 4
+
+    played(scene)
+
+
+def parts_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = body["messages"][0]["content"]
+    return [{"text": content}] if isinstance(content, str) else content
+
+
+@pytest.mark.parametrize(
+    ("path", "counted"),
+    [
+        ("messages/count_tokens", {"input_tokens": 2}),
+        ("responses/input_tokens", {"object": "response.input_tokens", "input_tokens": 2}),
+    ],
+)
+def test_the_tokens_of_a_request_are_counted_without_an_answer(path: str, counted: Any) -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        url, key = where.split()
+        body = ASKED[path.partition("/")[0]]
+        async with httpx.AsyncClient() as client:
+            sent = {"headers": {"x-api-key": key}, "json": body}
+            assert (await client.post(f"{url}/{path}", **sent)).json() == counted
+        assert policy.asked == []
+
+    played(scene)
+
+
+def test_a_request_that_is_sent_again_in_another_protocol_is_none_that_was_sent() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        url, key = where.split()
+        assert content(await post(BODY)) == "answer 1"
+        headers = {"x-api-key": key, "x-stainless-retry-count": "1"}
+        async with httpx.AsyncClient() as client:
+            for answer in ("answer 2", "answer 2"):
+                reply = await client.post(f"{url}/messages", headers=headers, json=BODY)
+                assert reply.json()["content"][0]["text"] == answer
 
     played(scene)
 
@@ -255,6 +336,19 @@ def test_an_error_that_quotes_half_a_surrogate_pair_is_told() -> None:
         reply = await post(b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
         assert reply.status_code == 400
         assert reply.json()["error"]["message"] == "no answer to \\ud800"
+
+    played(scene)
+
+
+def test_what_a_reply_repeats_of_its_request_may_be_no_text() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        url, key = where.split()
+        body = b'{"input": "hi", "metadata": {"a": "\\ud800"}}'
+        async with httpx.AsyncClient() as client:
+            headers = {"x-api-key": key}
+            reply = await client.post(f"{url}/responses", headers=headers, content=body)
+        assert (reply.status_code, reply.json()["metadata"]) == (200, {"a": "\ud800"})
 
     played(scene)
 

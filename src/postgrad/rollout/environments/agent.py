@@ -11,7 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.text import resolve
 from postgrad.rollout.environments.base import StepFailed, failure_of
 from postgrad.rollout.environments.conversed import Conversed, Ended
-from postgrad.rollout.environments.desk import MODEL
+from postgrad.rollout.environments.wire import MODEL
 from postgrad.rollout.environments.workers import FunctionWorkers, Told
 
 

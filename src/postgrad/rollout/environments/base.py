@@ -7,7 +7,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -205,11 +205,49 @@ class Course(Protocol):
 
 
 class HearingCourse(Protocol):
-    """A course that gets more of a turn than its text, by a method in place of `step`."""
+    """A course that gets more of a turn than its text, by a method in place of `step`.
+
+    It may have a method `measured_by`, which is called first, with a function that says how many
+    tokens the policy would have read if a Reply were the next one: of texts alone.
+    """
 
     def hear(self, turn: HeardTurn) -> Reply | Awaitable[Reply]:
         """The reply to a turn, as of Course.step."""
         ...
+
+
+class _NotStarted:
+    """The course of a sample for which the environment could not start or continue one."""
+
+    def __init__(self, failure: EpisodeFailure) -> None:
+        self._failure = failure
+
+    def begin(self) -> Reply:
+        raise StepFailed(self._failure.cause, self._failure.message)
+
+    def step(self, text: str) -> Reply:
+        del text
+        return self.begin()
+
+
+NO_COURSE = _NotStarted(
+    EpisodeFailure("error", "start returned a NoneType, which has no method `step`")
+)
+
+
+def course_of(method: str, begin: Callable[[], Any]) -> Course | HearingCourse | None:
+    """The course that a method of the environment returns. What it raises, and a return value that
+    is no course, become the failure of its sample.
+    """
+    try:
+        course = begin()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause
+        return _NotStarted(failure_of(error))
+    replies = any(callable(getattr(course, name, None)) for name in ("step", "hear"))
+    if course is not None and not replies:
+        message = f"{method} returned a {type(course).__name__}, which has no method `step`"
+        return _NotStarted(EpisodeFailure("error", message))
+    return course
 
 
 class ChatEnvironment(Settings, ABC):

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle, done
-from postgrad.core.records import Behind, EpisodeFailure, Prompt
+from postgrad.core.records import Behind, EpisodeFailure, PlacedImage, Prompt
+from postgrad.data.chat_format import Message
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
+    NO_COURSE,
     ChatEnvironment,
     Course,
     HeardTurn,
     HearingCourse,
     Reply,
-    StepFailed,
     build,
-    failure_of,
+    course_of,
     wrong_with,
 )
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
@@ -78,9 +79,9 @@ class Dialogue:
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
-        course = _course("start", lambda: self.chat.start(prompt, sample))
+        course = course_of("start", lambda: self.chat.start(prompt, sample))
         self.require_directory()
-        episode = _Episode(self, course or _NOTHING, prompt)
+        episode = _Episode(self, course or NO_COURSE, prompt)
         if self.records is not None:
             episode.record = EpisodeMessages(prompt.messages, self.tools)
             self.records[prompt.ticket, sample] = episode.record
@@ -95,7 +96,7 @@ class Dialogue:
     ) -> "_Episode | None":
         """Environment.resume, where the chat environment can."""
         turns = [self.text(turn) for turn, _ in recorded]
-        course = _course("resume", lambda: self.chat.resume(prompt, sample, turns))
+        course = course_of("resume", lambda: self.chat.resume(prompt, sample, turns))
         self.require_directory()
         if course is None:
             return None
@@ -148,40 +149,6 @@ def _directory() -> str | None:
         return None
 
 
-class _NotStarted:
-    """The course of a sample for which the environment could not start or continue one."""
-
-    def __init__(self, failure: EpisodeFailure) -> None:
-        self._failure = failure
-
-    def begin(self) -> Reply:
-        raise StepFailed(self._failure.cause, self._failure.message)
-
-    def step(self, text: str) -> Reply:
-        del text
-        return self.begin()
-
-
-_NOTHING = _NotStarted(
-    EpisodeFailure("error", "start returned a NoneType, which has no method `step`")
-)
-
-
-def _course(method: str, begin: Callable[[], Any]) -> Course | HearingCourse | None:
-    """The course that a method of the environment returns. What it raises, and a return value that
-    is no course, become the failure of its sample.
-    """
-    try:
-        course = begin()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause
-        return _NotStarted(failure_of(error))
-    replies = any(callable(getattr(course, name, None)) for name in ("step", "hear"))
-    if course is not None and not replies:
-        message = f"{method} returned a {type(course).__name__}, which has no method `step`"
-        return _NotStarted(EpisodeFailure("error", message))
-    return course
-
-
 @dataclass(frozen=True, slots=True)
 class _PolicyTurn:
     """What a reply behind a turn of the policy has to know of it."""
@@ -205,6 +172,8 @@ class _Episode:
         self._shown = 0  # images of all replies
         self.record: EpisodeMessages | None = None
         self._seconds = 0.0  # that replies have taken
+        if (measured := getattr(course, "measured_by", None)) is not None:
+            measured(self.measure)
 
     @property
     def begins(self) -> bool:
@@ -336,12 +305,7 @@ class _Episode:
         room = self._dialogue.settings.max_images - self._shown
         try:
             messages = [*map(dict, before), *with_images(reply.messages, reader, room)]
-            if behind == "nothing":
-                tokens, images = self._opening_template(reply.tools).opening(messages)
-            else:
-                turn = self._turns[-1 if behind == "newest" else behind]
-                about = {"closed": turn.closed, "before": turn.images}
-                tokens, images = turn.template.seen(messages, **about)
+            tokens, images = self._written(messages, behind, reply.tools)
         except (ValueError, UsageError) as error:  # a later reply may hold what no example did
             return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
         tools = None if reply.tools is None else tuple(reply.tools)
@@ -350,6 +314,27 @@ class _Episode:
         if self.record is not None:
             self.record.read(messages, behind, tools)
         return seen
+
+    def _written(
+        self, messages: Sequence[Message], behind: Behind, tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        if behind == "nothing":
+            return self._opening_template(tools).opening(messages)
+        turn = self._turns[-1 if behind == "newest" else behind]
+        return turn.template.seen(messages, closed=turn.closed, before=turn.images)
+
+    def measure(self, reply: Reply) -> int:
+        """The tokens that the policy would have read, if this were the next reply. From any thread.
+
+        Raises ValueError for images, UsageError where the template cannot write it.
+        """
+        if not reply.messages:  # before the first turn: what the row asks
+            return len(self._prompt.token_ids)
+        messages, behind = with_images(reply.messages, None, 0), reply.behind
+        tokens, _ = self._written(messages, behind, reply.tools)
+        if behind == "nothing":
+            return len(tokens)
+        return self._turns[-1 if behind == "newest" else behind].tokens + len(tokens)
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
         self.close()

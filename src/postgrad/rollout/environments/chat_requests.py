@@ -88,6 +88,24 @@ def calls_of(message: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Ca
     }
 
 
+def answer_message(content: str, thoughts: str, calls: Mapping[str, Call]) -> dict[str, Any]:
+    """A turn of the policy as an assistant's message. calls: by their ids."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {
+                "id": identifier,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for identifier, call in calls.items()
+        ]
+    return message
+
+
 def tool_name(tool: Any) -> str | None:
     """The name of a tool's function; None where it has none."""
     function = tool.get("function") if isinstance(tool, Mapping) else None

@@ -1,6 +1,6 @@
-"""What asks the policy through an address with OpenAI's interface: agents, and tasks of verifiers.
+"""What asks the policy through an address, as if it were a service: agents, and tasks of verifiers.
 
-    agent --POST /v1/chat/completions--> this process --Request--> the run's engine
+    agent --POST, in a protocol of wire.py--> this process --Request--> the run's engine
 
 The agent holds the conversation in messages, the run in tokens. A request that repeats a
 conversation up to a turn of the policy, word for word, and adds messages to it goes on there: only
@@ -10,9 +10,8 @@ sampled. Any other request is a conversation of its own, which is rendered whole
 
 import asyncio
 import importlib.util
-import json
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -34,13 +33,14 @@ from postgrad.rollout.environments.base import (
 from postgrad.rollout.environments.chat_requests import (
     AgentTurn,
     ShownTools,
+    answer_message,
     calls_of,
     plain_message,
     repeats,
     tool_name,
     tool_names,
 )
-from postgrad.rollout.environments.desk import ENDED, ChatAnswer, Desk, Ignorable
+from postgrad.rollout.environments.desk import ENDED, Desk
 from postgrad.rollout.environments.tool_calls import (
     MARKED,
     analysis_in,
@@ -54,6 +54,7 @@ from postgrad.rollout.environments.tool_calls import (
     written_call,
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
+from postgrad.rollout.environments.wire import ChatAnswer, Ignorable
 
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
 
@@ -178,7 +179,7 @@ class Conversed(ChatEnvironment):
     async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> Ended:
         """Plays one sample. Returns its reward, 0 where it has none, and what is counted."""
         assert self._desk is not None  # within `running`
-        with self._desk.seat(conversation.ask) as key:
+        with self._desk.seat(conversation.ask, conversation.count) as key:
             returned, counts = await self.converse(self._desk.url, key, row)
         if returned is None or not self.rewards:
             return 0.0, counts
@@ -220,6 +221,7 @@ class _Conversation:
         self._open: _AgentRequest | None = None  # what the policy's next turn answers
         self._calls: dict[str, Call] = {}  # of what stands before that turn
         self._closed = False
+        self._measure: Callable[[Reply], int] | None = None
 
     async def begin(self) -> Reply:
         """Starts the agent, and waits for its first request."""
@@ -262,14 +264,33 @@ class _Conversation:
         """The policy's next turn, for a request; those that come meanwhile wait. Raises
         ValueError where it is none that can be answered; the sample is a failure then.
         """
+        asked = self._read(body)
+        await self._queue.put(asked)
+        return await asked.answer
+
+    async def count(self, body: Mapping[str, Any]) -> int:
+        """The tokens that the policy would have read for a request. Raises ValueError where they
+        cannot be counted.
+        """
+        assert self._measure is not None  # since the episode began
+        try:
+            reply, _ = self._placed(self._read(body))
+            return await asyncio.to_thread(self._measure, reply)
+        except (StepFailed, UsageError) as error:  # of this request, which the policy does not get
+            raise ValueError(str(error)) from error
+
+    def measured_by(self, measure: Callable[[Reply], int]) -> None:
+        """Takes what counts the tokens of a reply (HearingCourse)."""
+        self._measure = measure
+
+    def _read(self, body: Mapping[str, Any]) -> _AgentRequest:
         if self._closed:  # an agent that was cancelled may ask all the same
             raise ValueError(ENDED)
         tools = self._rules.shown(body.get("tools") or ())
         messages = [plain_message(each, n) for n, each in enumerate(body["messages"])]
         answer = asyncio.get_running_loop().create_future()
         calls = body.get("tool_choice") != "none"
-        await self._queue.put(_AgentRequest(messages, body["messages"], tools, calls, answer))
-        return await answer
+        return _AgentRequest(messages, body["messages"], tools, calls, answer)
 
     async def _next(self) -> Reply | None:
         """Opens the agent's next request. Returns what the policy reads of it; None where the agent
@@ -284,15 +305,18 @@ class _Conversation:
                 self.close()  # requests that nobody waits for
                 self._agent.result()  # raises what the agent raised
                 return None
-            return self._reply(self._open)
+            reply, self._calls = self._placed(self._open)
+            return reply
         except BaseException:
             self.close()
             raise
         finally:
             asking.cancel()
 
-    def _reply(self, asked: _AgentRequest) -> Reply:
-        """The messages of a request that the policy has not read, and what they stand behind."""
+    def _placed(self, asked: _AgentRequest) -> tuple[Reply, dict[str, Call]]:
+        """The messages of a request that the policy has not read, and what they stand behind; the
+        calls of all its messages by their ids.
+        """
         messages, sent = asked.messages, asked.sent
         if not messages or messages[-1]["role"] == "assistant":
             raise StepFailed(
@@ -301,7 +325,7 @@ class _Conversation:
                 f"{'an answer' if messages else 'not there'}, and a turn is written whole",
             )
         if not self._turns and self._asks_what_the_row_does(asked):
-            return Reply()
+            return Reply(), {}
         newest = len(self._turns) - 1
         turn = max(
             (n for n, turn in enumerate(self._turns) if turn.goes_on_in(messages, asked.tools)),
@@ -316,39 +340,46 @@ class _Conversation:
                 f"the agent's request does not continue the conversation: {wrong}; without "
                 "environment.branches = false it is another one",
             )
-        self._calls = {} if turn is None else self._turns[turn].calls
+        calls = {} if turn is None else dict(self._turns[turn].calls)
         begin = 0 if turn is None else len(self._turns[turn].messages)
         pairs = zip(messages[begin:], sent[begin:], strict=True)
-        new = tuple(self._shown(message, raw) for message, raw in pairs)
+        new = tuple(self._shown(message, raw, calls, asked.tools) for message, raw in pairs)
         if turn is not None:
-            return Reply(new, behind=turn)
-        return Reply(new, behind="nothing", tools=None if self._rules.tools else asked.tools)
+            return Reply(new, behind=turn), calls
+        tools = None if self._rules.tools else asked.tools
+        return Reply(new, behind="nothing", tools=tools), calls
 
     def _asks_what_the_row_does(self, asked: _AgentRequest) -> bool:
         same = len(asked.messages) == len(self._prompt) and asked.tools == self._rules.tools
         return same and all(map(repeats, asked.messages, self._prompt))
 
-    def _shown(self, message: Mapping[str, Any], raw: Mapping[str, Any]) -> Message:
+    def _shown(
+        self,
+        message: Mapping[str, Any],
+        raw: Mapping[str, Any],
+        calls: dict[str, Call],
+        tools: ShownTools,
+    ) -> Message:
         """An agent's message as the chat template gets it; its parts, where it has images, are read
-        as those of any reply. raw: the message as it came.
+        as those of any reply. raw: the message as it came. calls: those before it; gets its own.
         """
         shown = {"role": message["role"], "content": message["content"]}
         if "thoughts" in message:
             key = "thinking" if self._rules.tool_format == "harmony" else "reasoning_content"
             shown[key] = message["thoughts"]
-        if calls := calls_of(message, raw):
-            self._calls = {**self._calls, **calls}
-            asked = [written_call(identifier, call) for identifier, call in calls.items()]
+        if new := calls_of(message, raw):
+            calls |= new
+            asked = [written_call(identifier, call) for identifier, call in new.items()]
             return {**shown, "tool_calls": asked}
         content = raw["content"] if "images" in message else message["content"]
         identifier = message.get("tool_call_id", "")
-        if message["role"] == "tool" and identifier in self._calls:
-            return result_message(self._calls[identifier], identifier, content)
-        if message["role"] == "tool" and self._open is not None and self._open.tools:
+        if message["role"] == "tool" and identifier in calls:
+            return result_message(calls[identifier], identifier, content)
+        if message["role"] == "tool" and tools:
             raise StepFailed(
                 "error",
                 f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
-                f"calls before it had {', '.join(self._calls)[:200] or 'none'}",
+                f"calls before it had {', '.join(calls)[:200] or 'none'}",
             )
         return {**shown, "content": content}
 
@@ -357,20 +388,6 @@ class _Conversation:
         assert self._open is not None
         content, calls = self._rules.read(turn, self._open.tools if self._open.calls else ())
         thoughts, content = self._rules.apart(turn, content)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thoughts:
-            message["reasoning_content"] = thoughts
-        if not calls:
-            return message, {}
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
         by_id = dict(zip(ids_of(calls, number), calls, strict=True))
-        message["content"] = content or None
-        message["tool_calls"] = [
-            {
-                "id": identifier,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for identifier, call in by_id.items()
-        ]
-        return message, by_id
+        return answer_message(content, thoughts, by_id), by_id

@@ -19,7 +19,7 @@ from postgrad.core.records import Prompt
 from postgrad.rollout.environments.base import COUNTED, StepFailed
 from postgrad.rollout.environments.client import ForeignClient
 from postgrad.rollout.environments.conversed import Conversed, Ended
-from postgrad.rollout.environments.desk import MODEL
+from postgrad.rollout.environments.wire import MODEL
 
 _CLIENT = Path(__file__).with_name("verifiers_client.py")
 
