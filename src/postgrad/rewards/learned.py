@@ -117,7 +117,8 @@ class RewardModel(AskedHere):
         if not has_scale:
             raise UsageError(
                 f"rewards: {name!r} has normalise = true, and its model says mean {mean}, std "
-                f'{std}; leave it out, or train the model with the job "reward"'
+                f'{std}; leave it out, or train the model with the job "reward" and export it '
+                "without --adapter"
             )
         assert mean is not None
         assert std is not None

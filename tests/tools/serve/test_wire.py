@@ -39,7 +39,7 @@ def test_a_conversation_ends_with_the_token_that_ends_its_last_answer(family):
         tokenizer, CHAT, ends=turn_ends(tokenizer), turns="last", variables={}
     )
     (found,) = tokenise(tokenizer, [rendered])
-    whole, mask = found
+    whole, mask = found.ids, found.mask
     assert ids.tolist() == whole[: np.flatnonzero(mask)[-1] + 1].tolist()
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]).endswith("It is so.")
