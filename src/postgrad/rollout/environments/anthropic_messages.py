@@ -10,7 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from postgrad.rollout.environments.wire import MODEL, ChatAnswer, WireProtocol, event, new_id
+from postgrad.rollout.environments.wire import (
+    MODEL,
+    ChatAnswer,
+    WireProtocol,
+    event,
+    listed_tools,
+    new_id,
+)
 
 _READ = {
     "user": "text, image and tool_result",
@@ -35,9 +42,7 @@ class AnthropicMessages(WireProtocol):
 
     def request(self, body: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
         body = _continued(body, earlier)
-        tools, output = body.get("tools") or [], body.get("output_config")
-        if not isinstance(tools, list):
-            raise ValueError(f"tools are no list: {repr(tools)[:200]}")
+        output = body.get("output_config")
         messages: list[dict[str, Any]] = []
         if system := body.get("system"):
             messages.append(_system(_blocks({"content": system}, "system")))
@@ -51,7 +56,7 @@ class AnthropicMessages(WireProtocol):
             messages += _messages(role, _blocks(message, f"message {number}"), number)
         return {
             "messages": messages,
-            "tools": [_function(tool) for tool in tools],
+            "tools": [_function(tool) for tool in listed_tools(body)],
             "tool_choice": _choice(body.get("tool_choice")),
             "stop": body.get("stop_sequences"),
             "response_format": output.get("format") if isinstance(output, dict) else None,

@@ -8,7 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from postgrad.rollout.environments.wire import MODEL, ChatAnswer, WireProtocol, event, new_id
+from postgrad.rollout.environments.wire import (
+    MODEL,
+    ChatAnswer,
+    WireProtocol,
+    event,
+    listed_tools,
+    new_id,
+)
 
 _ROLES = ("user", "assistant", "system", "developer")
 _READ = "message, function_call, function_call_output and reasoning"
@@ -30,12 +37,9 @@ class Responses(WireProtocol):
     def request(self, body: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
         text, include = body.get("text"), body.get("include")
         logprobs = isinstance(include, list) and "message.output_text.logprobs" in include
-        tools = body.get("tools") or []
-        if not isinstance(tools, list):
-            raise ValueError(f"tools are no list: {repr(tools)[:200]}")
         return {
             "messages": _messages(body.get("instructions"), _items(body, earlier)),
-            "tools": [_function(tool) for tool in tools],
+            "tools": [_function(tool) for tool in listed_tools(body)],
             "response_format": text.get("format") if isinstance(text, dict) else None,
             "logprobs": logprobs,
             **{key: body.get(key) for key in ("tool_choice", "top_logprobs", *self.not_done)},

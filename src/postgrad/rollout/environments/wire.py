@@ -131,6 +131,14 @@ def event(data: Mapping[str, Any], name: str = "") -> str:
     )
 
 
+def listed_tools(body: Mapping[str, Any]) -> list[Any]:
+    """The tools of a request. Raises ValueError where they are no list."""
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise ValueError(f"tools are no list: {repr(tools)[:200]}")
+    return tools
+
+
 def require_possible(
     request: Mapping[str, Any], protocol: WireProtocol, ignored: frozenset[str]
 ) -> None:
@@ -138,7 +146,7 @@ def require_possible(
 
     ignored: options that are taken and do nothing.
     """
-    messages, tools = request.get("messages"), request.get("tools")
+    messages = request.get("messages")
     if not isinstance(messages, list):
         raise ValueError("a request is an object with messages")
     _require_options(request, protocol, ignored)
@@ -146,8 +154,7 @@ def require_possible(
         raise ValueError("n = 1 is the only number of answers here")
     if not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages are objects")
-    if not isinstance(tools or [], list):
-        raise ValueError(f"tools are no list: {repr(tools)[:200]}")
+    listed_tools(request)
     for message in messages:
         _require_message(message)
 
