@@ -317,18 +317,23 @@ def test_passes_over_the_data_ask_for_checkpoints_too(make_recipe: Any, console:
     assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (3, 6, 7)]
 
 
-@pytest.mark.slow
-def test_early_stopping_ends_a_run_and_survives_a_resume(
-    make_recipe: Any, console: Console
-) -> None:
-    """The rate is so small that no evaluation after the first is better."""
-    recipe = make_recipe(
+def standing_still(make_recipe: Any, best_metric: str) -> Any:
+    """A run whose rate is so small that all its evaluations are equal: early stopping ends it."""
+    return make_recipe(
         "sft",
         steps=9,
         learner={"lr": 1e-30},
         eval={"every": 1},
-        checkpoint={"best_metric": "eval/accuracy", "early_stop": 2},
+        checkpoint={"best_metric": best_metric, "early_stop": 2},
     )
+
+
+@pytest.mark.slow
+def test_early_stopping_ends_a_run_and_survives_a_resume(
+    make_recipe: Any, console: Console
+) -> None:
+    """No evaluation after the first is better."""
+    recipe = standing_still(make_recipe, "eval/accuracy")
     assert train(recipe, console)["steps"] == 2
     assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 2
     longer = resume(Path(recipe.run_dir), ["--checkpoint.early_stop", "4"], [], console)
@@ -342,16 +347,10 @@ def test_early_stopping_ends_a_run_and_survives_a_resume(
 def test_another_best_metric_or_mode_begins_anew_at_a_resume(
     change: list[str], make_recipe: Any, console: Console
 ) -> None:
-    """The rate is so small that all evaluations are equal. The first of the resume is the best by
-    what is asked now, and early stopping counts from there.
+    """The first evaluation of the resume is the best by what is asked now, and early stopping
+    counts from there.
     """
-    recipe = make_recipe(
-        "sft",
-        steps=9,
-        learner={"lr": 1e-30},
-        eval={"every": 1},
-        checkpoint={"best_metric": "eval/reward", "early_stop": 2},
-    )
+    recipe = standing_still(make_recipe, "eval/reward")
     assert train(recipe, console)["steps"] == 2
     summary = resume(Path(recipe.run_dir), change, [], console)
     assert summary["steps"] == 5
