@@ -191,6 +191,8 @@ def test_sft_on_everything_has_the_first_losses_of_trl_s_trainer_as_it_comes(
     """asked: whether the answers follow a system message and a question."""
     from datasets import Dataset
 
+    if getattr(trl.trainer.utils, "_ChunkedLogProbFunction", trl) is None:
+        pytest.skip(f"SFTTrainer of TRL {trl.__version__} does not run without Triton")
     before = [{"role": "system", "content": "add"}] if asked else []
     rows = [
         {"messages": [
