@@ -1,4 +1,4 @@
-"""Memory that `postgrad plan` foresees against what runs take, each in a process of its own.
+"""Memory that `postgrad plan` estimates against what runs take, each in a process of its own.
 
     python -m benchmarks.plan_memory --data DIR --to benchmarks/results/plan_memory.json
 
@@ -47,7 +47,7 @@ def measured(case: Case, models: Path) -> dict[str, Any]:
         return in_child("child", {"recipe": recipe, "warm": warm})
 
 
-def foreseen(case: Case, models: Path) -> dict[str, Any]:
+def estimated(case: Case, models: Path) -> dict[str, Any]:
     """What the plan says of the run's own process: bytes by phase above the framework's, and the
     lines of the peak.
     """
@@ -55,12 +55,12 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
     from postgrad.plan.hardware import parse_hardware
     from postgrad.plan.held import PHASES
     from postgrad.plan.lengths import row_lengths
-    from postgrad.plan.plan import Facts, outlook
+    from postgrad.plan.plan import Facts, make_plan
     from postgrad.recipe.load import parse_recipe
 
     recipe = parse_recipe({**case.recipe(models / case.size), "run_dir": "run"})
     facts = Facts(shape_of_model, parse_hardware("CPU"), lengths=row_lengths(recipe))
-    memory = outlook(recipe, facts).memory
+    memory = make_plan(recipe, facts).memory
     phases = {phase: memory.above_baseline(phase) for phase in PHASES}
     peak = memory.peak
     lines = {f"{line.role} {line.purpose}": line.bytes.get(peak, 0) for line in memory.own_lines}
@@ -70,11 +70,11 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
 
 def row(case: Case, models: Path, real: Any) -> dict[str, Any]:
     """Foreseen beside measured."""
-    plan = foreseen(case, models)
+    plan = estimated(case, models)
     miss = plan["bytes"] - real["bytes"]
     within = abs(miss) <= max(0.1 * real["bytes"], 100e6)
     return {
-        "name": case.name, "foreseen": plan["bytes"], "measured": real["bytes"],
+        "name": case.name, "estimated": plan["bytes"], "measured": real["bytes"],
         "miss": round(miss / real["bytes"], 4), "within": within, "plan": plan, "run": real,
     }  # fmt: skip
 
@@ -83,7 +83,7 @@ def shown(found: Any) -> str:
     """One line of the table."""
     real, plan = found["run"], found["plan"]
     return (
-        f"{found['name']:<40}{found['foreseen'] / 1e6:8.0f}{found['measured'] / 1e6:8.0f} MB "
+        f"{found['name']:<40}{found['estimated'] / 1e6:8.0f}{found['measured'] / 1e6:8.0f} MB "
         f"{found['miss']:+5.0%} {'' if found['within'] else 'MISSED':<7}{plan['phase']:>8}"
         f"{real['phase']:>12}{real['cpu_seconds']:7.1f} s {real['page_faults'] / 1e3:6.0f}k"
     )

@@ -36,7 +36,7 @@ from postgrad.parallel.ranks import Ranks
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion
@@ -248,10 +248,10 @@ def none(_: str) -> tuple[()]:
     return ()
 
 
-def foreseen(recipe: Recipe, hardware: str) -> dict[str, Any]:
+def estimated(recipe: Recipe, hardware: str) -> dict[str, Any]:
     """What the plan says: bytes by phase, and the lines of the peak."""
     facts = Facts(shape_of_model, parse_hardware(hardware), lengths=row_lengths(recipe))
-    planned = outlook(recipe, facts)
+    planned = make_plan(recipe, facts)
     memory = planned.memory
     lines = {
         f"{line.role}: {line.purpose}": {p: c for p, c in line.bytes.items() if c}
@@ -275,7 +275,7 @@ def main() -> None:
             tokens, sampled = case["rows"]
             write_rows(model, tokens, ROWS, answered=not sampled, to=data)
         recipe = parse_recipe({**case["recipe"], "run_dir": str(Path(asked["folder"]) / "run")})
-        row: dict[str, Any] = {"name": case["name"], "plan": foreseen(recipe, asked["hardware"])}
+        row: dict[str, Any] = {"name": case["name"], "plan": estimated(recipe, asked["hardware"])}
         if not asked["plan_only"]:
             row["run"] = run(recipe, Path(asked["folder"]) / f"run-{number}")
         print(json.dumps(row), file=printed, flush=True)

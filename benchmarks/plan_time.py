@@ -1,11 +1,11 @@
-"""Time that a calibrated plan foresees against what other runs then take.
+"""Time that a calibrated plan estimates against what other runs then take.
 
     python -m benchmarks.plan_time --data DIR --to benchmarks/results/plan_time.json
 
 DIR holds gsm8k.jsonl and hh-rlhf-harmless.jsonl.gz. Of each job one run is trained and `postgrad
 plan --calibrate` learns from it; then runs with other batches, lengths and models are trained, and
-what each of them foresaw (foreseen/NAME_seconds of its metrics) is held to its own medians. --cases
-limits the runs that are foreseen, and --size takes one model for all. Each run has a process of its
+what each of them estimated (estimated/NAME_seconds of its metrics) is held to its own medians.
+--cases limits these runs, and --size takes one model for all. Each run has a process of its
 own, one thread, and fresh weights. Seconds are CPU seconds of the process (the clock of phases
 reads them here), so that a busy machine tells the same as an idle one, as far as its caches and
 clock allow; with --wall they are seconds.
@@ -85,7 +85,7 @@ class Case:
         return found
 
 
-# Of each job: the run that is learned from, and those that are foreseen then.
+# Of each job: the run that is learned from, and those that are estimated then.
 CASES: dict[str, tuple[Case, ...]] = {
     "sft": (
         Case("sft", "6M", 32, 512),
@@ -122,7 +122,7 @@ def in_child(value: Any, environment: dict[str, str]) -> Any:
 
 
 def child(value: Any) -> None:
-    """Trains, and with "learn" calibrates; prints what was foreseen and measured, by phase."""
+    """Trains, and with "learn" calibrates; prints what was estimated and measured, by phase."""
     from postgrad.observe.console import Console
     from postgrad.plan.calibrate import calibrate
     from postgrad.recipe.load import parse_recipe
@@ -142,7 +142,7 @@ def child(value: Any) -> None:
 
 
 def chosen(job: str, size: str | None, most: int | None) -> list[Case]:
-    """The run of a job that is learned from, and at most so many that are foreseen."""
+    """The run of a job that is learned from, and at most so many that are estimated."""
     first, *others = CASES[job]
     return [replace(case, size=size or case.size) for case in (first, *others[:most])]
 
@@ -160,13 +160,13 @@ def measured(cases: list[Case], data: Path, *, wall: bool) -> Iterator[tuple[Cas
 
 def row(case: Case, phase: str, rounds: list[Any]) -> dict[str, Any]:
     """Medians of all rounds. A phase that has no time of its own in a plan is left out before."""
-    foreseen = statistics.median(one[phase]["foreseen_seconds"] for one in rounds)
+    estimated = statistics.median(one[phase]["estimated_seconds"] for one in rounds)
     seconds = statistics.median(one[phase]["seconds"] for one in rounds)
     return {
-        "name": case.name, "phase": phase, "foreseen": round(foreseen, 5),
-        "measured": round(seconds, 5), "miss": round(foreseen / seconds - 1, 4),
-        "within": abs(foreseen / seconds - 1) <= 0.25,
-        "rounds": [[round(one[phase][key], 5) for key in ("foreseen_seconds", "seconds")]
+        "name": case.name, "phase": phase, "estimated": round(estimated, 5),
+        "measured": round(seconds, 5), "miss": round(estimated / seconds - 1, 4),
+        "within": abs(estimated / seconds - 1) <= 0.25,
+        "rounds": [[round(one[phase][key], 5) for key in ("estimated_seconds", "seconds")]
                    for one in rounds],
     }  # fmt: skip
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("POSTGRAD_TEST_DATA"))
     parser.add_argument("--jobs", nargs="*", default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cases", type=int, help="runs of each job that are foreseen, at most")
+    parser.add_argument("--cases", type=int, help="runs of each job that are estimated, at most")
     parser.add_argument("--size", choices=SIZES, help="of all models, instead of their own")
     parser.add_argument("--wall", action="store_true", help="seconds, on a machine that is idle")
     parser.add_argument("--to", type=Path)
@@ -195,11 +195,11 @@ def main() -> None:
                 found.setdefault(case.name, (case, []))[1].append(one)
         for case, rounds in found.values():
             for phase in PHASES:
-                if all("foreseen_seconds" in one.get(phase, {}) for one in rounds):
+                if all("estimated_seconds" in one.get(phase, {}) for one in rounds):
                     rows.append(row(case, phase, rounds))
                     one = rows[-1]
                     print(
-                        f"{one['name']:<48} {phase:<14} {one['foreseen']:9.3f}"
+                        f"{one['name']:<48} {phase:<14} {one['estimated']:9.3f}"
                         f"{one['measured']:9.3f} s {one['miss']:+5.0%}", flush=True,
                     )  # fmt: skip
         if options.to:

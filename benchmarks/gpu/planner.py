@@ -1,4 +1,4 @@
-"""Part "planner": what plans foresaw against what the runs of the other parts took.
+"""Part "planner": what plans estimated against what the runs of the other parts took.
 
 Memory is compared as the runs themselves recorded it. Time is compared twice: with the table of
 hardware alone, and with what `postgrad plan --calibrate` learned from one run of each job, on the
@@ -22,7 +22,7 @@ from postgrad.plan.calibrate import calibrate
 from postgrad.plan.calibration import chosen, read
 from postgrad.plan.hardware import parse_hardware, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import Facts, outlook, phase_seconds
+from postgrad.plan.plan import Facts, make_plan, phase_seconds
 from postgrad.recipe.load import recipe_from_json
 
 CATALOGUE = "hardware.toml"
@@ -53,15 +53,15 @@ def compared(session: Session, what: str) -> list[Result]:
     rows: list[Result] = []
     for run, found in results(session).items():
         for phase, figures in found["phases"].items():
-            if f"foreseen_{what}" in figures and what in figures:
-                rows.append(row(run, phase, figures[f"foreseen_{what}"], figures[what]))
+            if f"estimated_{what}" in figures and what in figures:
+                rows.append(row(run, phase, figures[f"estimated_{what}"], figures[what]))
     return rows
 
 
-def row(run: str, phase: str, foreseen: float, measured: float) -> Result:
-    """miss: by how much of the measured number the foreseen one is over it."""
-    miss = foreseen / measured - 1 if measured else None
-    return {"run": run, "phase": phase, "foreseen": foreseen, "measured": measured, "miss": miss}
+def row(run: str, phase: str, estimated: float, measured: float) -> Result:
+    """miss: by how much of the measured number the estimated one is over it."""
+    miss = estimated / measured - 1 if measured else None
+    return {"run": run, "phase": phase, "estimated": estimated, "measured": measured, "miss": miss}
 
 
 def summed(rows: list[Result]) -> Result:
@@ -115,10 +115,10 @@ def times_after(session: Session) -> Result:
     for name, found in results(session).items():
         if name in learned_from(session):
             continue
-        for phase, foreseen in replanned(session, name).items():
+        for phase, estimated in replanned(session, name).items():
             seconds = found["phases"].get(phase, {}).get("seconds")
             if seconds is not None:
-                rows.append(row(name, phase, foreseen, seconds))
+                rows.append(row(name, phase, estimated, seconds))
     return summed(rows)
 
 
@@ -133,7 +133,7 @@ def replanned(session: Session, name: str) -> dict[str, float]:
     lengths = row_lengths(recipe)
     rows = read(calibration(session))
     return phase_seconds(
-        outlook(recipe, Facts(shape_of_model, hardware, lengths, calibration=rows))
+        make_plan(recipe, Facts(shape_of_model, hardware, lengths, calibration=rows))
     )
 
 

@@ -90,7 +90,7 @@ def run_recipe(
 
 
 def measured(console: Watching, recipe: Recipe) -> Result:
-    """Medians of the steps after those that warm up, and by phase what was foreseen and measured.
+    """Medians of the steps after those that warm up, and by phase what was estimated and measured.
     Bytes are the most of any step.
     """
     lines = console.lines[WARM_UP:] or console.lines
@@ -112,16 +112,16 @@ def names(recipe: Recipe) -> Sequence[str]:
 
 
 def of_phase(console: Watching, name: str) -> Result:
-    """Seconds and bytes of a phase, foreseen and measured, as far as the metrics have them. Bytes
-    on a GPU are those that torch's allocator reserves: plans foresee these.
+    """Seconds and bytes of a phase, estimated and measured, as far as the metrics have them. Bytes
+    on a GPU are those that torch's allocator reserves: plans estimate these.
     """
     lines = console.lines[WARM_UP:] or console.lines
-    planned = f"foreseen/{name}_reserved_bytes"
+    planned = f"estimated/{name}_reserved_bytes"
     kind = "reserved" if most(console.lines, planned) is not None else "memory"
     figures = {
-        "foreseen_seconds": middle(lines, f"foreseen/{name}_seconds"),
+        "estimated_seconds": middle(lines, f"estimated/{name}_seconds"),
         "seconds": middle(lines, f"{name}_seconds"),
-        "foreseen_bytes": most(console.lines, f"foreseen/{name}_{kind}_bytes"),
+        "estimated_bytes": most(console.lines, f"estimated/{name}_{kind}_bytes"),
         "bytes": most(console.lines, f"{name}_{kind}_bytes"),
     }
     return {key: value for key, value in figures.items() if value is not None}

@@ -266,12 +266,12 @@ def test_a_part_has_the_allocator_that_a_run_on_its_own_would_have(
 
 def test_plans_of_a_gpu_are_held_to_what_its_allocator_reserves() -> None:
     line = {"train_seconds": 2.0, "train_memory_bytes": 5, "train_reserved_bytes": 8}
-    watching = SimpleNamespace(lines=[line | {"foreseen/train_reserved_bytes": 7}])
+    watching = SimpleNamespace(lines=[line | {"estimated/train_reserved_bytes": 7}])
     figures = training_runs.of_phase(watching, "train")  # pyright: ignore[reportArgumentType]
-    assert figures == {"seconds": 2.0, "foreseen_bytes": 7, "bytes": 8}
-    watching.lines = [line | {"foreseen/train_memory_bytes": 6}]
+    assert figures == {"seconds": 2.0, "estimated_bytes": 7, "bytes": 8}
+    watching.lines = [line | {"estimated/train_memory_bytes": 6}]
     figures = training_runs.of_phase(watching, "train")  # pyright: ignore[reportArgumentType]
-    assert figures == {"seconds": 2.0, "foreseen_bytes": 6, "bytes": 5}
+    assert figures == {"seconds": 2.0, "estimated_bytes": 6, "bytes": 5}
 
 
 def test_a_session_takes_the_place_of_the_section_before(tmp_path: Path) -> None:

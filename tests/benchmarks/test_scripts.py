@@ -183,19 +183,19 @@ def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_
 
 
 @pytest.mark.long
-def test_longer_updates_are_foreseen_longer_and_are(data: Path, tmp_path: Path) -> None:
+def test_longer_updates_are_estimated_longer_and_are(data: Path, tmp_path: Path) -> None:
     small = ["--jobs", "sft", "--rounds", "1", "--cases", "2", "--size", "0.4M"]
     short, long = result("plan_time", tmp_path, "--data", str(data), *small)["rows"]
     assert (short["phase"], long["phase"]) == ("train", "train")
     assert "batch 8" in short["name"]
     assert "batch 128" in long["name"]
-    for key in ("foreseen", "measured"):
+    for key in ("estimated", "measured"):
         assert 0 < short[key] < long[key]
 
 
 @pytest.mark.long
 @pytest.mark.skipif("POSTGRAD_TEST_DATA" not in os.environ, reason="no real data")
-def test_the_memory_of_a_run_is_the_one_foreseen(tmp_path: Path) -> None:
+def test_the_memory_of_a_run_is_the_one_estimated(tmp_path: Path) -> None:
     data = os.environ["POSTGRAD_TEST_DATA"]  # rows that fill micro-batches, as a plan assumes
     path = tmp_path / "plan_memory.json"
     run("plan_memory", "--data", data, "--name", "sft 6M", "--to", str(path))
@@ -203,7 +203,7 @@ def test_the_memory_of_a_run_is_the_one_foreseen(tmp_path: Path) -> None:
     assert row["name"] == "sft 6M"
     assert row["within"]
     assert abs(row["miss"]) < 0.25
-    assert row["miss"] == pytest.approx(row["foreseen"] / row["measured"] - 1, abs=1e-4)
+    assert row["miss"] == pytest.approx(row["estimated"] / row["measured"] - 1, abs=1e-4)
 
 
 @pytest.mark.long

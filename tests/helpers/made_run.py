@@ -74,9 +74,9 @@ def metric(step: int) -> dict[str, Any]:
         "sample/decode_seconds": 1.5,
         "peak_memory_bytes": 2**30 + step,
         "train_memory_bytes": 2**28 + step,
-        "foreseen/sample_seconds": 1.8,
-        "foreseen/train_memory_bytes": 2**28,
-        "foreseen/peak_memory_bytes": 2**30 + 2**29,
+        "estimated/sample_seconds": 1.8,
+        "estimated/train_memory_bytes": 2**28,
+        "estimated/peak_memory_bytes": 2**30 + 2**29,
     }
 
 

@@ -132,14 +132,14 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bits(
 
 
 @pytest.mark.usefixtures("every_matrix")
-def test_the_foreseen_bytes_of_the_state_are_those_that_it_takes(
+def test_the_estimated_bytes_of_the_state_are_those_that_it_takes(
     make_learner: Any, experience: Any
 ) -> None:
     learner = make_learner(**SMALL)
-    foreseen = learner.state_bytes()
+    estimated = learner.state_bytes()
     learner.update(Update(experience, ALL), GRPO()).result()
     held = [t for named in learner.tensors().values() for t in named.values()]
-    assert foreseen == sum(tensor.nbytes for tensor in held)
+    assert estimated == sum(tensor.nbytes for tensor in held)
 
 
 def test_small_matrices_and_vectors_keep_float32() -> None:

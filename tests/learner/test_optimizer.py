@@ -173,10 +173,10 @@ def test_narrow_weights_are_the_rounded_master_weights(make_learner, experience,
 def test_state_bytes_are_those_of_the_state(make_learner, experience, kind, dtype):
     for ema_decay in (0.0, 0.9):
         learner = make_learner(optimizer=kind, dtype=dtype, ema_decay=ema_decay)
-        foreseen = learner.state_bytes()
+        estimated = learner.state_bytes()
         learner.update(Update(experience, ALL), GRPO()).result()
         held = [t.nbytes for named in learner.tensors().values() for t in named.values()]
-        assert foreseen == sum(held) == learner.state_bytes()
+        assert estimated == sum(held) == learner.state_bytes()
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -21,9 +21,9 @@ METRICS = {
     "policy/grad_norm": 0.53,
     "response_tokens_per_second": 12345.0,
     "peak_memory_bytes": 3.0 * 2**30,
-    "foreseen/sample_seconds": 1.25,
-    "foreseen/train_seconds": 0.5,
-    "foreseen/export_seconds": 9.0,
+    "estimated/sample_seconds": 1.25,
+    "estimated/train_seconds": 0.5,
+    "estimated/export_seconds": 9.0,
     "sample_seconds": 1.5,
     "sample/decode_seconds": 1.0,
     "train_seconds": 0.5,
@@ -93,9 +93,9 @@ def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
 def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
     """The process's own peak has the loading in it, which the forecast of a step has not."""
     known = {"train_memory_bytes": 2.0, "sample_memory_bytes": 1.0}
-    foreseen = {"foreseen/train_memory_bytes": 1.5, "foreseen/sample_memory_bytes": 2.5}
+    estimated = {"estimated/train_memory_bytes": 1.5, "estimated/sample_memory_bytes": 2.5}
     one = board()
-    scaled = {name: value * 2**30 for name, value in (known | foreseen).items()}
+    scaled = {name: value * 2**30 for name, value in (known | estimated).items()}
     one.stepped(44, {**METRICS, **scaled})
     assert "memory 2.00 GiB of 2.50 estimated" in text(one)
 

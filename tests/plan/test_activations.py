@@ -87,7 +87,7 @@ def bytes_kept(backbone: Backbone, of: Sequences) -> int:
 @pytest.mark.parametrize("lora", [None, LORA, DORA])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
-def test_what_is_foreseen_is_what_autograd_keeps(
+def test_what_is_estimated_is_what_autograd_keeps(
     kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing: bool
 ) -> None:
     count, length = 2, 600  # three runs of queries
@@ -96,8 +96,8 @@ def test_what_is_foreseen_is_what_autograd_keeps(
     geometry = Blocks.of(RowLengths(length / 2, length / 2, 1.0, "here"), 1)
     if checkpointing:  # attention's masks are kept by the context: autograd does not see them
         geometry = replace(geometry, scores=0.0)
-    foreseen = kept(shape, dtype.itemsize, lora, geometry, checkpointing=checkpointing, cpu=True)
-    assert foreseen * count * length == pytest.approx(found, rel=0.05)
+    estimated = kept(shape, dtype.itemsize, lora, geometry, checkpointing=checkpointing, cpu=True)
+    assert estimated * count * length == pytest.approx(found, rel=0.05)
 
 
 def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
@@ -189,8 +189,8 @@ def test_a_forward_pass_that_keeps_nothing_has_the_rows_of_experts(inner: int) -
         block(hidden)
     shape = any_shape(backbone.lm.config.to_dict(), "a mixture")  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     stream = 4 * 512 * 2  # the plan has it beside the block
-    foreseen = forward_only(shape, 2, Blocks(), cpu=False) - stream
-    assert foreseen * tokens == pytest.approx(live.most, rel=0.05)
+    estimated = forward_only(shape, 2, Blocks(), cpu=False) - stream
+    assert estimated * tokens == pytest.approx(live.most, rel=0.05)
 
 
 COUNTED = {
@@ -214,7 +214,7 @@ WITH_SCORES = ("gpt_oss", "granite_swa", "gemma2")  # an estimate: padding of ru
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[] if k in FAST else pytest.mark.slow) for k in COUNTED]
 )
-def test_what_is_foreseen_of_other_types_is_what_autograd_keeps(
+def test_what_is_estimated_of_other_types_is_what_autograd_keeps(
     kind: str, dtype: torch.dtype, lora: LoraSettings | None
 ) -> None:
     count, length = 2, 600
@@ -224,6 +224,6 @@ def test_what_is_foreseen_of_other_types_is_what_autograd_keeps(
     config: Any = backbone.lm.config
     shape = any_shape(config.to_dict(), kind)
     geometry = Blocks.of(RowLengths(length / 2, length / 2, 1.0, "here"), 1)
-    foreseen = kept(shape, dtype.itemsize, lora, geometry, checkpointing=False, cpu=True)
+    estimated = kept(shape, dtype.itemsize, lora, geometry, checkpointing=False, cpu=True)
     within = 0.1 if kind in WITH_SCORES else 0.05
-    assert foreseen * count * length == pytest.approx(actual, rel=within)
+    assert estimated * count * length == pytest.approx(actual, rel=within)

@@ -12,7 +12,7 @@ from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.auto import least_tokens
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.recipe.load import parse_recipe
 
 H100 = parse_hardware("H100")
@@ -36,7 +36,7 @@ def recipe(tokens: Any = "auto", slots: Any = "auto", **more: Any) -> Any:
 
 @given(st.floats(1.0, 120.0))
 def test_what_is_chosen_fits_or_is_the_least_there_is(gigabytes: float) -> None:
-    found = outlook(recipe(), facts(gigabytes))
+    found = make_plan(recipe(), facts(gigabytes))
     tokens, slots = found.auto["batch.micro_train_tokens"], found.auto["rollout.slots"]
     floor = least_tokens(recipe())
     assert floor <= tokens <= 8192
@@ -49,35 +49,35 @@ def test_what_is_chosen_fits_or_is_the_least_there_is(gigabytes: float) -> None:
 
 @given(st.floats(20.0, 120.0), st.floats(1.0, 4.0))
 def test_more_memory_never_makes_a_size_smaller(gigabytes: float, times: float) -> None:
-    less, more = (outlook(recipe(), facts(room)).auto for room in (gigabytes, gigabytes * times))
+    less, more = (make_plan(recipe(), facts(room)).auto for room in (gigabytes, gigabytes * times))
     assert all(less[key] <= more[key] for key in less)
 
 
 def test_with_room_a_gpu_has_what_it_has_without_auto() -> None:
-    found = outlook(recipe(), facts(10_000))
+    found = make_plan(recipe(), facts(10_000))
     assert found.auto == {"batch.micro_train_tokens": 8192, "rollout.slots": 512}
-    plain = outlook(recipe(None, None), facts(10_000))
+    plain = make_plan(recipe(None, None), facts(10_000))
     assert found.sizes.micro_tokens == plain.sizes.micro_tokens
     assert found.memory.peak_bytes == plain.memory.peak_bytes
 
 
 def test_only_what_is_asked_for_is_chosen() -> None:
-    found = outlook(recipe(slots=8), facts(50))
+    found = make_plan(recipe(slots=8), facts(50))
     assert list(found.auto) == ["batch.micro_train_tokens"]
     assert found.sizes.engine is not None
     assert found.sizes.engine.slots == 8
-    assert outlook(recipe(4096, 8), facts(50)).auto == {}
+    assert make_plan(recipe(4096, 8), facts(50)).auto == {}
 
 
 def test_slots_fill_a_stated_cache_and_no_more() -> None:
-    found = outlook(recipe(cache_tokens=1040 * 5), facts(10_000))
+    found = make_plan(recipe(cache_tokens=1040 * 5), facts(10_000))
     assert found.auto["rollout.slots"] == 5
     assert found.sizes.engine is not None
     assert found.sizes.engine.cache_tokens == 1040 * 5
 
 
 def test_the_page_says_which_sizes_would_be_chosen() -> None:
-    page = Page(outlook(recipe(), facts(10_000)), ())
+    page = Page(make_plan(recipe(), facts(10_000)), ())
     assert page.to_json()["auto"] == {"batch.micro_train_tokens": 8192, "rollout.slots": 512}
     assert any("batch.micro_train_tokens = 8192" in note for note in page.notes())
 
@@ -108,5 +108,5 @@ def test_a_pair_has_room_whole() -> None:
     }  # fmt: skip
     made = parse_recipe({key: value for key, value in table.items() if value is not None})
     assert least_tokens(made) == 2 * 1024
-    tiny = outlook(made, replace(facts(1.0)))
+    tiny = make_plan(made, replace(facts(1.0)))
     assert tiny.auto == {"batch.micro_train_tokens": 2048}

@@ -17,7 +17,7 @@ from postgrad.observe.console import Console
 from postgrad.plan.calibrate import calibrate, learned
 from postgrad.plan.calibration import Machine, factors, machine_of, read, settled, write
 from postgrad.plan.hardware import Hardware, full_name, parse_hardware, this_cpu, with_threads
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 
@@ -68,8 +68,8 @@ def test_the_plan_of_the_same_recipe_then_gives_the_runs_median(
     measured: list[dict[str, float]], table: dict[str, Any]
 ) -> None:
     recipe = parse_recipe(table)
-    rows = list(learned(outlook(recipe, facts(recipe)), measured, machine(), "runs/a"))
-    found = outlook(recipe, facts(recipe, *rows))
+    rows = list(learned(make_plan(recipe, facts(recipe)), measured, machine(), "runs/a"))
+    found = make_plan(recipe, facts(recipe, *rows))
     wanted = {"update": "train/update_seconds"}
     if table["job"] == "rl":
         wanted |= {"sample": "sample_seconds", "score": "train/columns_seconds"}
@@ -81,12 +81,12 @@ def test_the_plan_of_the_same_recipe_then_gives_the_runs_median(
 
 def test_another_job_takes_what_a_token_costs_and_not_how_many_there_were() -> None:
     rl, sft = parse_recipe(RL), parse_recipe(SFT)
-    plain = outlook(rl, facts(rl))
+    plain = make_plan(rl, facts(rl))
     half = plain.geometry.samples_per_step  # few tokens: most groups had no gradient
     rows = list(learned(plain, [line(1.0, 1.0, 1.0, float(half))], machine(), "a"))
     update = next(row for row in rows if row.phase == "update")
     assert update.tokens < 1
-    before, after = outlook(sft, facts(sft)), outlook(sft, facts(sft, *rows))
+    before, after = make_plan(sft, facts(sft)), make_plan(sft, facts(sft, *rows))
     ratio = after.timing.step["update"] / before.timing.step["update"]
     assert ratio == pytest.approx(update.times, rel=1e-6)
     own = update.model_copy(update={"job": "sft", "times": 3.0, "tokens": 0.5})
@@ -97,7 +97,7 @@ def test_another_job_takes_what_a_token_costs_and_not_how_many_there_were() -> N
 
 def test_other_hardware_dtype_or_threads_learn_nothing_of_it() -> None:
     recipe = parse_recipe(RL)
-    rows = list(learned(outlook(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a"))
+    rows = list(learned(make_plan(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a"))
     assert factors(rows, machine(), "rl") is not None
     for other in (
         replace(machine(), device="H100"),
@@ -106,12 +106,12 @@ def test_other_hardware_dtype_or_threads_learn_nothing_of_it() -> None:
     ):
         assert factors(rows, other, "rl") is None
     h100 = Facts(shape_of_model, parse_hardware("H100"), calibration=rows)
-    assert outlook(recipe, h100).calibrated is None
+    assert make_plan(recipe, h100).calibrated is None
 
 
 def test_what_a_recipe_leaves_open_is_what_the_newest_run_here_chose() -> None:
     recipe = parse_recipe({**RL, "learner": {}})
-    one = next(learned(outlook(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a"))
+    one = next(learned(make_plan(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a"))
     rows = [one.model_copy(update={"dtype": "bfloat16", "threads": n}) for n in (5, 3)]
     found = settled(recipe, hardware().device, rows)
     assert (found.model.dtype, found.learner.threads) == ("bfloat16", 3)
@@ -223,7 +223,7 @@ def test_answers_of_the_student_count_by_the_tokens_that_were_drawn() -> None:
             "rollout": {"max_new_tokens": 64},
         }
     )
-    planned = outlook(recipe, facts(recipe))
+    planned = make_plan(recipe, facts(recipe))
     drawn = {"on_policy/samples": 4.0, "on_policy/mean_tokens": 32.0, "sample_seconds": 3.0}
     lines = [{"train_seconds": 1.0, "policy/computed_tokens": 100.0, **drawn}]
     (sampled,) = (row for row in learned(planned, lines, machine(), "run") if row.phase == "sample")

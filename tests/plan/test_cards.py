@@ -14,7 +14,7 @@ from postgrad.plan.change import long_as
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook, phase_seconds
+from postgrad.plan.plan import Facts, RunPlan, make_plan, phase_seconds
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
@@ -27,8 +27,8 @@ def apart(recipe: Recipe, workers: int, *more: str) -> Recipe:
     return with_overrides(recipe, ["--cluster.rollout", f"{{ workers = {workers} }}", *more])
 
 
-def lines(outlook: Outlook, group: int) -> dict[tuple[str, str], Any]:
-    return {(line.role, line.purpose): line.bytes for line in outlook.cards[group].memory.lines}
+def lines(plan: RunPlan, group: int) -> dict[tuple[str, str], Any]:
+    return {(line.role, line.purpose): line.bytes for line in plan.cards[group].memory.lines}
 
 
 def test_three_4090s_train_an_adapter_on_two_and_sample_on_the_third() -> None:
@@ -157,7 +157,7 @@ def test_weights_that_no_card_holds_are_divided_over_the_cards_of_several_ranks(
     recipe = rl("meta-llama/Llama-3.1-70B", 2048, 16, "zero3", lora=True)
     flags = ["--cluster.policy.colocate", "rollout", "--rollout.type", "vllm"]
     facts = Facts(shape_of_model, parse_hardware("16xH100"))
-    start = outlook(with_overrides(recipe, flags), facts)
+    start = make_plan(with_overrides(recipe, flags), facts)
     assert not start.fits
     after = advise(start, facts)[-1].after
     assert after.fits

@@ -10,7 +10,7 @@ from postgrad.plan.advice import advise
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.planner import facts_of, page_of
 from postgrad.plan.smaller import less_memory
 from postgrad.recipe.load import load_recipe, parse_recipe, with_overrides
@@ -20,8 +20,8 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 LORA = {"rank": 64, "alpha": 64}
 
 
-def planned(recipe: Recipe, hardware: str) -> Outlook:
-    return outlook(recipe, Facts(shape_of_model, parse_hardware(hardware)))
+def planned(recipe: Recipe, hardware: str) -> RunPlan:
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware(hardware)))
 
 
 def ranks(count: int, stage: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_with_zero3_and_rows_as_people_have_them_it_is_several_times_slower() ->
     """Two gathers of 13.4 GB a pair at 4.8 GB/s through the host: 5.6 s, however short its rows."""
     usual = RowLengths(prompt=400, answer=300, spread=1.2, source="a preference dataset")
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"), lengths=usual)
-    divided, whole = (outlook(reward_model(8192, stage), facts) for stage in ("zero3", "zero2"))
+    divided, whole = (make_plan(reward_model(8192, stage), facts) for stage in ("zero3", "zero2"))
     assert divided.timing.step_seconds > 5 * whole.timing.step_seconds
 
 
@@ -96,7 +96,7 @@ def test_the_advice_for_rows_of_8192_is_their_inputs_on_the_host_and_no_gathers_
     None
 ):
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"))
-    advice = advise(outlook(reward_model(8192, "zero2"), facts), facts)
+    advice = advise(make_plan(reward_model(8192, "zero2"), facts), facts)
     assert [one.overrides for one in advice] == [("--model.gradient_checkpointing", "offload")]
     assert advice[-1].after.timing.step_seconds < 1.05 * advice[-1].before.timing.step_seconds
     assert advice[-1].after.fits
@@ -104,7 +104,7 @@ def test_the_advice_for_rows_of_8192_is_their_inputs_on_the_host_and_no_gathers_
 
 def test_for_longer_rows_than_these_allow_the_advice_is_shorter_rows() -> None:
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"))
-    advice = advise(outlook(reward_model(65536, "zero2"), facts), facts)
+    advice = advise(make_plan(reward_model(65536, "zero2"), facts), facts)
     assert "--data.max_len" in {flag for one in advice for flag in one.overrides}
     assert advice[-1].after.fits
 
@@ -112,7 +112,7 @@ def test_for_longer_rows_than_these_allow_the_advice_is_shorter_rows() -> None:
 def test_gathers_across_pcie_are_the_advice_where_nothing_else_helps() -> None:
     recipe = rl("Qwen/Qwen2.5-3B", 512, 2, "zero2")
     facts = Facts(shape_of_model, parse_hardware("2xRTX-4090"))
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     assert not start.fits
     assert advise(start, facts)[-1].after.fits
 
@@ -122,7 +122,7 @@ def test_rl_of_7b_fits_two_a100_of_40g_with_an_adapter_only() -> None:
     assert planned(rl(path, 2048, 2, "zero2", lora=True), "2xA100-40G").fits
     whole = rl(path, 2048, 2, "zero2")
     facts = Facts(shape_of_model, parse_hardware("2xA100-40G"))
-    start = outlook(whole, facts)
+    start = make_plan(whole, facts)
     assert not start.fits
     advice = advise(start, facts)
     assert advice[-1].after.fits
@@ -211,7 +211,7 @@ def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() 
     )
     lengths = RowLengths(prompt=100, answer=200, spread=1.0, source="here", rows=3200)
     facts = Facts(shape_of_model, parse_hardware("H100"), lengths=lengths)
-    page = Page(outlook(recipe, facts), ())
+    page = Page(make_plan(recipe, facts), ())
     rows = {row[0]: row[1:] for row in page.batch_rows()}
     assert rows["tokens_per_step"][0] == str(64 * (100 + 8 * 200))
     assert rows["epochs"][0] == "2"  # 100 steps of 64 prompts, 3 200 rows
@@ -219,14 +219,14 @@ def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() 
         "100", "updates = total_updates; down a cosine to 0 of the rate after 5 of warm-up",
     ]  # fmt: skip
     stable = with_overrides(recipe, ["--learner.decay_ratio", "0.2"])
-    rows_of = {row[0]: row[1:] for row in Page(outlook(stable, facts), ()).batch_rows()}
+    rows_of = {row[0]: row[1:] for row in Page(make_plan(stable, facts), ()).batch_rows()}
     assert rows_of["learning_rate_horizon"][1] == (
         "updates = total_updates; down a cosine to 0 of the rate in the last 20 after 5 of warm-up"
     )
     keeping = with_overrides(
         recipe, ["--checkpoint.save_steps", "5", "--checkpoint.keep_steps", "20"]
     )
-    rows_of = {row[0]: row[1:] for row in Page(outlook(keeping, facts), ()).batch_rows()}
+    rows_of = {row[0]: row[1:] for row in Page(make_plan(keeping, facts), ()).batch_rows()}
     assert rows_of["checkpoints"][1] == (
         "in all = steps / 5 (save_steps); up to 8 are kept at a time (max_ckpt_num, keep_steps)"
     )
@@ -275,7 +275,7 @@ def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
     """Compiled layers have no products of four bits."""
     recipe = with_overrides(rl("Qwen/Qwen2.5-7B", 1024, lora=True), ["--model.compile", "true"])
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     assert not start.fits
     last = less_memory(start, facts)[-1]
     count = last.after.hardware.count
@@ -298,7 +298,7 @@ def test_fewer_bits_are_the_advice_where_a_small_card_does_not_do(
     recipe: Recipe, flags: tuple[str, str]
 ) -> None:
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     assert not start.fits
     (only,) = less_memory(start, facts)
     assert only.overrides == flags
@@ -308,7 +308,7 @@ def test_fewer_bits_are_the_advice_where_a_small_card_does_not_do(
 def test_moments_in_eight_bits_are_not_advised_beside_muon() -> None:
     recipe = with_overrides(rl("Qwen/Qwen2.5-1.5B", 1024), ["--learner.optimizer", "muon"])
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
-    for advice in advise(outlook(recipe, facts), facts):
+    for advice in advise(make_plan(recipe, facts), facts):
         assert "--learner.optimizer_state" not in advice.overrides
 
 
@@ -318,7 +318,7 @@ def test_fewer_devices_are_the_advice_where_most_of_them_wait() -> None:
     table |= {"batch": {"train_batch_size": 16}, "data": {"path": "rows.jsonl", "max_len": 256}}
     recipe = with_overrides(parse_recipe(table), ["--learner.sharding", "zero2"])
     facts = Facts(shape_of_model, parse_hardware("8xRTX-5090"))
-    advice = advise(outlook(recipe, facts), facts)
+    advice = advise(make_plan(recipe, facts), facts)
     fewer = next(one for one in advice if one.after.timing.devices < 8)
     count = fewer.after.hardware.count
     assert fewer.change.startswith(f"--hardware {count}xRTX-5090 --learner.ranks {count} ")
@@ -332,7 +332,7 @@ def test_an_engine_that_all_ranks_wait_for_is_joined_by_others() -> None:
     """One engine samples while eight ranks wait: with one on each card a step is shorter."""
     recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1")
     facts = Facts(shape_of_model, parse_hardware("8xH100"))
-    first = advise(outlook(recipe, facts), facts)[0]
+    first = advise(make_plan(recipe, facts), facts)[0]
     assert first.effect.startswith("learner and engines share the cards better")
     assert first.after.places.engines > 1
     assert first.after.timing.step["sample"] < first.before.timing.step["sample"] / 2
@@ -345,8 +345,8 @@ def test_the_readme_command_ends_in_eight_cards_that_work() -> None:
         load_recipe(RECIPES / "7b" / "grpo.toml"), parse_hardware("8xA100-80G")
     )
     page = page_of(recipe, facts)
-    assert not page.outlook.fits
-    hours = page.outlook.timing.hours
+    assert not page.plan.fits
+    hours = page.plan.timing.hours
     assert hours is not None
     assert page.to_json()["time"]["device_hours"] == 8 * hours
     first, second = page.summary()
@@ -360,7 +360,7 @@ def test_the_readme_command_ends_in_eight_cards_that_work() -> None:
     last = sampled.after
     assert last.fits
     assert last.idle_devices == 0
-    assert last.timing.step_seconds < page.outlook.timing.step_seconds / 15
+    assert last.timing.step_seconds < page.plan.timing.step_seconds / 15
     assert next(Page(last, ()).summary()).startswith(
         "sampling: 8 vLLM engines on cards 0-7, each 64 samples of a step, 64 at a time: "
     )
@@ -413,7 +413,7 @@ def test_70b_loads_on_64_h100_with_a_64th_of_it_and_two_tensors_on_each() -> Non
 def test_70b_fits_16_h100_with_its_state_in_the_hosts_memory() -> None:
     """16 bytes a weight in 16 shards are 70.6 GB, beside 20 GB of layers' inputs and gathers."""
     facts = Facts(shape_of_model, parse_hardware("16xH100"))
-    start = outlook(llama_70b(16), facts)
+    start = make_plan(llama_70b(16), facts)
     assert not start.fits
     assert start.memory.peak_bytes > 70_553_706_496
     offloaded = planned(llama_70b(16, "--learner.offload", "true"), "16xH100")
@@ -436,7 +436,7 @@ def test_the_case_of_278_hours_and_24() -> None:
     """
     pairs = RowLengths(400, 300, spread=1.2, source="assumed", rows=700_000)
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"), lengths=pairs)
-    slow, fast = (outlook(reward_model(*of), facts) for of in ((8192, "zero3"), (4096, "zero2")))
+    slow, fast = (make_plan(reward_model(*of), facts) for of in ((8192, "zero3"), (4096, "zero2")))
     gather = (8.03e9 - 0.525e9 + 0.168e9) * 2 * (5 / 6) / (32e9 * 0.15)
     one_pass = 14_584 * 8 * gather / 3600
     assert one_pass == pytest.approx(86.5, rel=0.02)

@@ -11,7 +11,7 @@ from postgrad.plan.engines import EnginePlaces, dealt
 from postgrad.plan.hardware import Device, Efficiency, Hardware, parse_hardware
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.plan.sampling import SampledShare, reduced_bytes
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe, with_overrides
@@ -66,7 +66,7 @@ def device(link: float = 1e9) -> Device:
 def sampled(recipe: Recipe, lengths: RowLengths, link: float = 1e9) -> float:
     hardware = Hardware(count=64, device=device(link))
     facts = Facts(shape_of_model, hardware, lengths=lengths, efficiency=IDEAL)
-    return outlook(recipe, facts).timing.step["sample"]
+    return make_plan(recipe, facts).timing.step["sample"]
 
 
 def by_hand(prompts: int, passes: float, each: int = 1) -> float:
@@ -154,7 +154,7 @@ def test_a_worker_more_is_never_slower(
     lengths = RowLengths(prompt=300, answer=answer, spread=1.0, source="here")
     facts = Facts(shape_of_model, parse_hardware("16xH100"), lengths=lengths)
     few, many = (
-        outlook(with_overrides(recipe, ["--cluster.rollout", f"{{ workers = {n} }}"]), facts)
+        make_plan(with_overrides(recipe, ["--cluster.rollout", f"{{ workers = {n} }}"]), facts)
         for n in (workers, workers + 1)
     )
     # weights go to one more engine, which may take longer than so few samples save

@@ -11,7 +11,7 @@ from postgrad.plan.exchange import layer_weights, rows_bytes, sent_bytes
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import parse_recipe
 
@@ -21,7 +21,7 @@ MIXTRAL = any_shape({"model_type": "mixtral"}, "mixtral")
 MIXTRAL_BALANCED = any_shape({"model_type": "mixtral", "router_aux_loss_coef": 0.02}, "mixtral")
 
 
-def planned(model: dict[str, Any] | None = None, shape: Any = MIXTRAL, **learner: Any) -> Outlook:
+def planned(model: dict[str, Any] | None = None, shape: Any = MIXTRAL, **learner: Any) -> RunPlan:
     table = {
         "job": "sft",
         "run_dir": "run",
@@ -33,10 +33,10 @@ def planned(model: dict[str, Any] | None = None, shape: Any = MIXTRAL, **learner
         "cluster": {"type": "ray"},
     }
     lengths = RowLengths(500, 500, 1.0, "here")
-    return outlook(parse_recipe(table), Facts(lambda _: shape, parse_hardware("8xH200"), lengths))
+    return make_plan(parse_recipe(table), Facts(lambda _: shape, parse_hardware("8xH200"), lengths))
 
 
-def of_policy(plan: Outlook, purpose: str) -> int:
+def of_policy(plan: RunPlan, purpose: str) -> int:
     lines = [line for line in plan.memory.lines if (line.role, line.purpose) == ("policy", purpose)]
     return sum(line.bytes.get("update", 0) for line in lines)
 

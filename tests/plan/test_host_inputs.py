@@ -14,7 +14,7 @@ from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.host_inputs import pinned_bytes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.smaller import smaller
 from postgrad.recipe.load import parse_recipe
 
@@ -22,7 +22,7 @@ LAYERS, INPUT, TOKENS = 36, 4096 * 2, 10_000
 SHAPE = shape_of_model(ModelSettings(path="Qwen/Qwen3-8B"))
 
 
-def planned(way: Any, hardware: str = "H100", **changes: Any) -> Outlook:
+def planned(way: Any, hardware: str = "H100", **changes: Any) -> RunPlan:
     table = {
         "job": "sft",
         "run_dir": "run",
@@ -37,7 +37,7 @@ def planned(way: Any, hardware: str = "H100", **changes: Any) -> Outlook:
         **changes,
     }
     lengths = RowLengths(TOKENS / 2, TOKENS / 2, 1.0, "here")
-    return outlook(parse_recipe(table), Facts(shape_of_model, parse_hardware(hardware), lengths))
+    return make_plan(parse_recipe(table), Facts(shape_of_model, parse_hardware(hardware), lengths))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -79,7 +79,7 @@ def test_copies_are_waited_for_only_where_they_take_longer_than_the_layers() -> 
     slow = facts.hardware.device.model_copy(update={"host_bytes_per_second": 1e9})
     hardware = facts.hardware.model_copy(update={"device": slow})
     waiting = [
-        outlook(planned(way).recipe, Facts(shape_of_model, hardware, facts.lengths)).timing
+        make_plan(planned(way).recipe, Facts(shape_of_model, hardware, facts.lengths)).timing
         for way in (True, "offload")
     ]
     waited = waiting[1].step["update"] - waiting[0].step["update"]

@@ -9,7 +9,7 @@ from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.advice import advise
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
@@ -18,7 +18,7 @@ SAMPLING = ("--learner.offload", "sampling")
 ON_THE_RANKS = ("--cluster.policy.colocate", "rollout")
 
 
-def lines(found: Outlook, role: str = "policy") -> dict[str, dict[Any, int]]:
+def lines(found: RunPlan, role: str = "policy") -> dict[str, dict[Any, int]]:
     memory = found.cards[0].memory
     return {line.purpose: dict(line.bytes) for line in memory.lines if line.role == role}
 
@@ -109,7 +109,7 @@ def test_it_is_advised_where_sampling_takes_most_of_the_learners_card() -> None:
         [*ON_THE_RANKS, "--rollout.type", "vllm", "--rollout.vllm.memory_fraction", "0.8"],
     )
     facts = Facts(shape_of_model, parse_hardware("4xH100"))
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     assert not start.fits
     assert start.memory.peak in ("rollout", "save")
     first = advise(start, facts)[0]

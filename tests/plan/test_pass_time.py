@@ -8,7 +8,7 @@ from postgrad.models.known_shapes import any_shape
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.pass_time import Samples, rank_passes
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.plan.sizes import Sharing, Sizes
 from postgrad.recipe.load import parse_recipe
 
@@ -34,7 +34,7 @@ def test_the_balance_loss_of_a_mixture_costs_a_forward_pass_of_each_update() -> 
             "batch": {"train_batch_size": 64, "micro_train_tokens": 2048},
         }
         facts = Facts(lambda _: shape, one_core, lengths)
-        seconds[coefficient] = outlook(parse_recipe(table), facts).timing.step["update"]
+        seconds[coefficient] = make_plan(parse_recipe(table), facts).timing.step["update"]
     assert seconds[None] == seconds[0.5]
     assert 1.25 < seconds[0.5] / seconds[0.0] < 1.5  # 4 passes for 3, and gathers of 3 for 2
 

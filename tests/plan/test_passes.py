@@ -12,7 +12,7 @@ from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.passes import PART, Head
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.math import Math
 from postgrad.rewards.pool import WORKER_BYTES
@@ -35,7 +35,7 @@ def planned(more: dict[str, Any], hardware: str = "CPU") -> Memory:
             **more,
         }
     )
-    return outlook(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
 
 
 def roles_with(memory: Memory, what: str) -> set[str]:
@@ -111,7 +111,7 @@ def test_a_copy_stands_beside_what_the_next_forward_pass_has_kept_by_then() -> N
     }  # fmt: skip
     facts = Facts(shape_of_model, parse_hardware("CPU"))
     last, each = (
-        outlook(parse_recipe({**sft, "checkpoint": {"save_steps": steps}}), facts).memory
+        make_plan(parse_recipe({**sft, "checkpoint": {"save_steps": steps}}), facts).memory
         for steps in (0, 1)
     )
     beside = copied(each)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.advice import advise
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.plan.reserved import NCCL
 from postgrad.recipe.load import parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe
@@ -79,7 +79,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
 
 def peak(recipe: Recipe, hardware: str = "8xH200", *, buffers: bool = True) -> int:
     """buffers: those of NCCL too, which a single rank does not have."""
-    memory = outlook(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
+    memory = make_plan(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
     outside = sum(max(line.bytes.values()) for line in memory.lines if line.purpose == NCCL)
     return memory.peak_bytes - (0 if buffers else outside)
 
@@ -156,13 +156,13 @@ def test_gradients_added_in_every_micro_batch_never_take_more(table: dict[str, A
 @given(tables(), st.sampled_from(["RTX-4090", "2xA100-40G", "8xA100-80G"]))
 def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], hardware: str) -> None:
     recipe, facts = parse_recipe(table), Facts(shape_of_model, parse_hardware(hardware))
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     advice = advise(start, facts)
     if not advice:
         return
     flags = [flag for one in advice for flag in one.overrides]
     there = advice[-1].after.hardware  # more devices may be the advice
-    after = outlook(with_overrides(recipe, flags), replace(facts, hardware=there))
+    after = make_plan(with_overrides(recipe, flags), replace(facts, hardware=there))
     assert after.memory == advice[-1].after.memory
     assert after.fits == advice[-1].after.fits
     if start.fits:

@@ -10,7 +10,7 @@ from postgrad.plan.engines import VLLMShare
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.publishing import publish_bytes
 from postgrad.recipe.load import parse_recipe
 
@@ -23,7 +23,7 @@ READ, SENT = 1e12, 1e9  # bytes a second of the card's memory, and of its link
 HOST = 25e9  # to or from the host's memory
 
 
-def planned(learner: dict[str, Any], cluster: dict[str, Any], **more: Any) -> Outlook:
+def planned(learner: dict[str, Any], cluster: dict[str, Any], **more: Any) -> RunPlan:
     raw: dict[str, Any] = {
         "job": "rl",
         "run_dir": "run",
@@ -40,12 +40,12 @@ def planned(learner: dict[str, Any], cluster: dict[str, Any], **more: Any) -> Ou
         raw["cluster"] = {"type": "ray", **cluster}
     lengths = RowLengths(prompt=100, answer=200, spread=1.0, source="here")
     hardware = Hardware(count=16, device=device(SENT))
-    return outlook(
+    return make_plan(
         parse_recipe(raw), Facts(shape_of_model, hardware, lengths=lengths, efficiency=IDEAL)
     )
 
 
-def seconds(of: Outlook) -> float:
+def seconds(of: RunPlan) -> float:
     return of.timing.step["publish"]
 
 
@@ -79,7 +79,7 @@ def test_ways_of_a_publish_to_a_card_without_peer_access_are_those_by_hand() -> 
     """
     recipe = planned({}, {"rollout": {"workers": 1}}).recipe
     card = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})["RTX-4090"]
-    of = outlook(recipe, Facts(shape_of_model, Hardware(count=2, device=card)))
+    of = make_plan(recipe, Facts(shape_of_model, Hardware(count=2, device=card)))
     packed = 4 * 2 * WEIGHTS / (1.008e12 * 0.5)
     told = of.timing.publish
     assert told is not None
@@ -95,7 +95,7 @@ def test_no_card_sends_weights_faster_through_its_host_than_to_another_card(work
     for card in catalogue({"POSTGRAD_HARDWARE": "/dev/null"}).values():
         if card.is_cpu:
             continue
-        of = outlook(recipe, Facts(shape_of_model, Hardware(count=4 + workers, device=card)))
+        of = make_plan(recipe, Facts(shape_of_model, Hardware(count=4 + workers, device=card)))
         told = of.timing.publish
         assert told is not None
         assert told.way == "nccl"
@@ -153,7 +153,7 @@ def test_vllm_keeps_room_for_an_adapter_of_the_next_rank_that_it_knows() -> None
     merged = planned({}, {}, model={"lora": {"rank": 12}}, type="vllm")
     card = device()
 
-    def weights(plan: Outlook) -> int:
+    def weights(plan: RunPlan) -> int:
         rollout = plan.recipe.rollout_settings
         assert rollout is not None
         return VLLMShare.of(rollout, plan.roles[0], card, 1024).weights

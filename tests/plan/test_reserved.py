@@ -10,7 +10,7 @@ from postgrad.models.known_shapes import shape_of_model
 from postgrad.parallel.device import Placement, apply
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.reserved import CHANNEL, NCCL, VLLM, WORKSPACE, communicators
 from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import parse_recipe
@@ -29,12 +29,12 @@ ZERO3: dict[str, Any] = {
 }  # fmt: skip
 
 
-def planned(changes: dict[str, Any], hardware: str = "H100") -> Outlook:
+def planned(changes: dict[str, Any], hardware: str = "H100") -> RunPlan:
     facts = Facts(shape_of_model, parse_hardware(hardware))
-    return outlook(parse_recipe({**RL, **changes}), facts)
+    return make_plan(parse_recipe({**RL, **changes}), facts)
 
 
-def line(planned: Outlook, purpose: str) -> dict[str, int]:
+def line(planned: RunPlan, purpose: str) -> dict[str, int]:
     """The bytes of a purpose by phase; {} where there is no such line."""
     found = [line.bytes for line in planned.memory.lines if line.purpose == purpose]
     return {phase: count for bytes_ in found for phase, count in bytes_.items() if count}
@@ -131,5 +131,5 @@ def test_a_divided_weight_is_gathered_on_its_way_to_the_engine() -> None:
     sft = {"job": "sft", "algorithm": {"type": "sft"}, "rewards": [], "batch": {}}
     without = {key: value for key, value in RL.items() if key != "rollout"}
     recipe = parse_recipe({**without, **sft, **ZERO3})
-    alone = outlook(recipe, Facts(shape_of_model, parse_hardware("8xH100")))
+    alone = make_plan(recipe, Facts(shape_of_model, parse_hardware("8xH100")))
     assert not line(alone, way)

@@ -13,7 +13,7 @@ from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.notes import plan_notes
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.splits import arrangements
 from postgrad.recipe.load import parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe
@@ -51,8 +51,8 @@ def ppo(*flags: str) -> Recipe:
     return with_overrides(parse_recipe(table), flags)
 
 
-def lines(outlook: Outlook, group: int) -> dict[tuple[str, str], Mapping[MemoryPhase, int]]:
-    return {(line.role, line.purpose): line.bytes for line in outlook.cards[group].memory.lines}
+def lines(plan: RunPlan, group: int) -> dict[tuple[str, str], Mapping[MemoryPhase, int]]:
+    return {(line.role, line.purpose): line.bytes for line in plan.cards[group].memory.lines}
 
 
 def test_each_role_is_on_the_cards_that_the_recipe_gives_it() -> None:
@@ -113,7 +113,7 @@ def seconds(recipe: Recipe) -> Mapping[str, float]:
     """Of a step, on cards whose link takes no time."""
     lengths = RowLengths(prompt=PROMPT, answer=ANSWER, spread=1.0, source="here")
     hardware = Hardware(count=16, device=device(link=1e24))
-    return outlook(recipe, Facts(shape_of_model, hardware, lengths, IDEAL)).timing.step
+    return make_plan(recipe, Facts(shape_of_model, hardware, lengths, IDEAL)).timing.step
 
 
 def test_passes_on_ranks_of_their_own_are_at_the_same_time() -> None:
@@ -195,8 +195,8 @@ def taught(job: str, *flags: str, teacher: bool = True) -> Recipe:
 def test_a_plan_says_how_the_tokens_of_another_tokenizer_are_counted() -> None:
     counted = "as if it read as many tokens as the policy"
     for align in ("text", "tokens"):
-        outlook = planned(taught("rl", "--teacher.align", align), "8xH200")
-        notes = " ".join(plan_notes(outlook, ()))
+        plan = planned(taught("rl", "--teacher.align", align), "8xH200")
+        notes = " ".join(plan_notes(plan, ()))
         assert (counted in notes) == (align == "text")
 
 
@@ -217,7 +217,7 @@ def test_the_policy_as_its_own_teacher_takes_a_forward_pass_more() -> None:
     """And the reference its weights too."""
     places = "--cluster.rollout", "{ workers = 1 }", "--data.hint", "{answer}"
 
-    def graded(by: str, *flags: str) -> Outlook:
+    def graded(by: str, *flags: str) -> RunPlan:
         kind = f"{{ type = 'on_policy_distillation', graded_by = '{by}' }}"
         recipe = taught("rl", *places, "--algorithm", kind, *flags, teacher=False)
         return planned(recipe, "8xH200")
@@ -276,7 +276,7 @@ def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
         "--cluster.type", "local", "--batch.train_batch_size", "32",
     )  # fmt: skip
     facts = Facts(shape_of_model, parse_hardware("CPU"), rows=100)
-    found = outlook(recipe, facts)
+    found = make_plan(recipe, facts)
     each = 4 * 129
     assert lines(found, 0)["run", "what the teacher said"] == dict.fromkeys(
         ("rollout", "score", "update", "save"), each * 100 * 2048
@@ -284,7 +284,7 @@ def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
     update = lines(found, 0)["policy", "the teacher's tokens of an update"]
     assert update == {"update": 2 * each * 32 * 2048}
     assert any("106 MB in the first process" in note for note in Page(found, ()).notes())
-    on_card = outlook(recipe, Facts(shape_of_model, parse_hardware("H200")))
+    on_card = make_plan(recipe, Facts(shape_of_model, parse_hardware("H200")))
     assert ("run", "what the teacher said") not in lines(on_card, 0)  # it is the host's
     update = lines(on_card, 0)["policy", "the teacher's tokens of an update"]
     assert update == {"update": each * 32 * 2048}
@@ -297,7 +297,7 @@ def test_a_mixture_has_all_weights_in_memory_and_its_active_ones_in_products() -
     recipe = with_overrides(
         ppo(), ["--model.lora", "{ rank = 8 }", "--algorithm", "{ type = 'grpo' }"]
     )
-    found = outlook(recipe, Facts(lambda _: mixture, parse_hardware("8xH200")))
+    found = make_plan(recipe, Facts(lambda _: mixture, parse_hardware("8xH200")))
     expert = 3 * 4096 * 14_336
     every = 32 * (8 * (expert + 4096) + 2 * 4096 * (4096 + 1024 + 1)) + 2 * 32_000 * 4096 + 4096
     page = Page(found, ())

@@ -20,7 +20,7 @@ from postgrad.models.shapes import shape_of
 from postgrad.ops import quantization
 from postgrad.plan import held
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import load_recipe
@@ -29,9 +29,9 @@ FOLDER = Path(__file__).parent.parent.parent / "recipes" / "24gb"
 SMALL = LearnerSettings(optimizer_state="8bit")
 
 
-def planned(name: str, *flags: str) -> Outlook:
+def planned(name: str, *flags: str) -> RunPlan:
     recipe = load_recipe(FOLDER / f"{name}.toml", flags)
-    return outlook(recipe, Facts(shape_of_model, parse_hardware("RTX-4090")))
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware("RTX-4090")))
 
 
 @pytest.mark.parametrize(("name", "slots"), [("grpo_8b_qlora", 32), ("grpo_1.7b", 32)])

@@ -76,16 +76,16 @@ def test_the_best_split_is_the_fastest_that_fits() -> None:
     recipe = with_overrides(rl("Qwen/Qwen2.5-7B", 2048, 7, "zero2"), VLLM)
     facts = Facts(shape_of_model, parse_hardware("8xH100"))
     splits = fitting_splits(recipe, 8, facts)
-    seconds = [split.outlook.timing.step_seconds for split in splits]
+    seconds = [split.plan.timing.step_seconds for split in splits]
     assert seconds == sorted(seconds)
     assert len(splits) > 3
-    assert all(split.outlook.fits and split.outlook.used_devices == 8 for split in splits)
+    assert all(split.plan.fits and split.plan.used_devices == 8 for split in splits)
     for split in splits:
         again = planned(with_overrides(recipe, split.overrides), "8xH100")
-        assert again.timing == split.outlook.timing
+        assert again.timing == split.plan.timing
     best = best_split(recipe, 8, facts, ("zero3",))
     assert best is not None
-    assert best.outlook.recipe.learner.sharding in ("zero3", "none")
+    assert best.plan.recipe.learner.sharding in ("zero3", "none")
 
 
 def test_a_vllm_on_its_own_card_is_given_most_of_it() -> None:

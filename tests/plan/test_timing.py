@@ -1,4 +1,4 @@
-"""Time that a plan foresees grows as that of runs does: with tokens, squared lengths, passes."""
+"""Time that a plan estimates grows as that of runs does: with tokens, squared lengths, passes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from postgrad.plan.batches import batch_json
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe
 
@@ -35,7 +35,7 @@ def planned(table: dict[str, Any], lengths: RowLengths) -> Timing:
     recipe = parse_recipe({**common, **table})
     one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
     facts = Facts(shape_of_model, one_core, lengths)
-    return outlook(recipe, facts).timing
+    return make_plan(recipe, facts).timing
 
 
 def update(sequences: int, length: int) -> float:
@@ -60,14 +60,14 @@ def rollout(sequences: int, length: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("foresee", "known", "learned"), [(update, UPDATES, (16, 128)), (rollout, ROLLOUTS, (64, 32))]
+    ("estimate", "known", "learned"), [(update, UPDATES, (16, 128)), (rollout, ROLLOUTS, (64, 32))]
 )
-def test_once_calibrated_with_one_run_others_are_foreseen_within_a_quarter(
-    foresee: Any, known: dict[tuple[int, int], float], learned: tuple[int, int]
+def test_once_calibrated_with_one_run_others_are_estimated_within_a_quarter(
+    estimate: Any, known: dict[tuple[int, int], float], learned: tuple[int, int]
 ) -> None:
-    factor = known[learned] / foresee(*learned)
+    factor = known[learned] / estimate(*learned)
     for size, seconds in known.items():
-        assert factor * foresee(*size) == pytest.approx(seconds, rel=0.25), size
+        assert factor * estimate(*size) == pytest.approx(seconds, rel=0.25), size
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_prompts_of_a_model_with_states_are_counted_as_its_learner_computes_them
     assert note.endswith("kernels (flash-linear-attention, mamba-ssm) keep less")
 
 
-def grpo(kind: str, prompt: int) -> Outlook:
+def grpo(kind: str, prompt: int) -> RunPlan:
     """A plan of a small model of the type on one core."""
     shape = any_shape(config_of(kind, 37).to_dict(), kind)
     table = {
@@ -97,7 +97,7 @@ def grpo(kind: str, prompt: int) -> Outlook:
     }  # fmt: skip
     one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
     lengths = RowLengths(prompt, 200, 1.0, "here")
-    return outlook(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
+    return make_plan(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
 
 
 @pytest.mark.parametrize(("kind", "told"), [("gpt2", True), ("gpt_neox", False)])

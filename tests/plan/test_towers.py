@@ -28,7 +28,7 @@ from postgrad.plan.activations import Blocks, kept_by_layer
 from postgrad.plan.costs import CostModel
 from postgrad.plan.hardware import efficiency_of, parse_hardware
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import parse_recipe
@@ -133,9 +133,9 @@ def make(tmp_path: Path, models: Callable[[str], str]) -> Make:
     return recipe
 
 
-def planned(recipe: Any, **facts: Any) -> Outlook:
+def planned(recipe: Any, **facts: Any) -> RunPlan:
     given = {"lengths": row_lengths(recipe), **facts}
-    return outlook(recipe, Facts(shape_of_model, parse_hardware("CPU"), **given))
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware("CPU"), **given))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,13 +184,13 @@ def test_one_of_the_ranks_that_share_rows_may_encode_all_images_of_a_row(
     """
     rows = [row(seed, "yes") for seed in range(2)]
 
-    def plan(ranks: int) -> Outlook:
+    def plan(ranks: int) -> RunPlan:
         learner = {"threads": 1, "ranks": ranks, key: ranks}
         batch = {"train_batch_size": 2}
         table = {"learner": learner, "batch": batch, "cluster": {"type": "ray"}}
         return planned(make("qwen2_5_vl", rows, **(table if ranks > 1 else {"batch": batch})))
 
-    def kept(of: Outlook) -> int:
+    def kept(of: RunPlan) -> int:
         lines = {line.purpose: line.bytes for line in of.memory.lines}
         return lines["activations of the tower"]["update"]
 
@@ -285,7 +285,7 @@ def test_layers_that_a_run_compiles_keep_less_beside_the_tower(make: Make, kind:
     def kept(compile: Any) -> int:
         recipe = make(kind, model={"dtype": "bfloat16", "compile": compile})
         given = {"lengths": row_lengths(recipe)}
-        memory = outlook(recipe, Facts(shape_of_model, parse_hardware("1xH100"), **given)).memory
+        memory = make_plan(recipe, Facts(shape_of_model, parse_hardware("1xH100"), **given)).memory
         return sum(
             line.bytes["update"]
             for line in memory.lines

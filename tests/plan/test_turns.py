@@ -7,7 +7,7 @@ import pytest
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 
@@ -30,8 +30,8 @@ def with_turns(turns: int, **more: Any) -> Recipe:
     )
 
 
-def planned(recipe: Recipe) -> Outlook:
-    return outlook(recipe, Facts(shape_of_model, parse_hardware("cpu")))
+def planned(recipe: Recipe) -> RunPlan:
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware("cpu")))
 
 
 def test_a_plan_says_which_turns_of_an_environment_its_times_leave_out() -> None:

@@ -1,4 +1,4 @@
-"""What was foreseen stands beside what was measured: plan.json, metrics.jsonl, summary.json."""
+"""What was estimated stands beside what was measured: plan.json, metrics.jsonl, summary.json."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def plans(run_dir: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("job", ["sft", "rl"])
-def test_every_step_says_what_was_foreseen_of_each_phase_and_what_was_measured(
+def test_every_step_says_what_was_estimated_of_each_phase_and_what_was_measured(
     make_recipe: MakeRecipe, console: Console, job: str
 ) -> None:
     more = {"algorithm": {"type": "grpo", "kl_coef": 0.1}} if job == "rl" else {}
@@ -35,26 +35,26 @@ def test_every_step_says_what_was_foreseen_of_each_phase_and_what_was_measured(
     assert len(metrics) == 3
     for line in metrics:
         for name in PHASES[job]:
-            assert line[f"foreseen/{name}_seconds"] > 0
+            assert line[f"estimated/{name}_seconds"] > 0
             assert line[f"{name}_seconds"] > 0
-            assert line[f"foreseen/{name}_memory_bytes"] > 0
+            assert line[f"estimated/{name}_memory_bytes"] > 0
             assert line.get(f"{name}_memory_bytes", 0) >= 0  # of a warm process nothing new
-        top = [line[f"foreseen/{name}_seconds"] for name in PHASES[job] if "/" not in name]
-        assert line["foreseen/step_seconds"] == pytest.approx(sum(top), abs=1e-5)
-        whole = line.get("foreseen/peak_memory_bytes", line["peak_memory_bytes"])
-        assert whole > line["foreseen/train_memory_bytes"]
+        top = [line[f"estimated/{name}_seconds"] for name in PHASES[job] if "/" not in name]
+        assert line["estimated/step_seconds"] == pytest.approx(sum(top), abs=1e-5)
+        whole = line.get("estimated/peak_memory_bytes", line["peak_memory_bytes"])
+        assert whole > line["estimated/train_memory_bytes"]
     phases = plan["memory"]["phases"]
     roles = plan["memory"]["roles"]
     before = roles["run"]["framework"]["update"]
     beside = roles["verifiers"]["worker processes"]["update"]
     assert beside > 0  # processes of their own
     most = max(phases["score"], phases["update"])
-    assert metrics[0]["foreseen/train_memory_bytes"] == most - before - beside
+    assert metrics[0]["estimated/train_memory_bytes"] == most - before - beside
     assert set(PHASES[job]) <= set(summary["phases"])
     for name in PHASES[job]:
         of = summary["phases"][name]
-        said = metrics[0][f"foreseen/{name}_seconds"]
-        assert of["foreseen_seconds"] == pytest.approx(said, abs=1e-6)
+        said = metrics[0][f"estimated/{name}_seconds"]
+        assert of["estimated_seconds"] == pytest.approx(said, abs=1e-6)
         times = sorted(line[f"{name}_seconds"] for line in metrics[1:])
         assert times[0] <= of["seconds"] <= times[-1]
     assert len(estimates.rows(summary["phases"])[0]) == len(estimates.COLUMNS)
@@ -92,8 +92,8 @@ def test_a_plan_that_cannot_be_made_stops_no_run_and_says_why(
     events = lines(Path(recipe.run_dir) / "events.jsonl")
     assert [one["message"] for one in events if one["event"] == "no_plan"] == [plan["problem"]]
     (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
-    assert not [key for key in line if key.startswith("foreseen/")]
-    assert "foreseen_seconds" not in summary["phases"]["train"]
+    assert not [key for key in line if key.startswith("estimated/")]
+    assert "estimated_seconds" not in summary["phases"]["train"]
 
 
 def test_what_is_measured_of_a_step_is_its_median_without_the_first(
@@ -104,11 +104,11 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
     of = estimates.Estimates({"train": 1.5}, {"train": 5, "load": 3})
     peaks = {"load_memory_bytes": 4, "train_memory_bytes": 8}
     assert of.beside(recipe, metrics, peaks) == {
-        "load": {"foreseen_memory_bytes": 3, "memory_bytes": 4},
+        "load": {"estimated_memory_bytes": 3, "memory_bytes": 4},
         "train": {
-            "foreseen_seconds": 1.5,
+            "estimated_seconds": 1.5,
             "seconds": 2.0,
-            "foreseen_memory_bytes": 5,
+            "estimated_memory_bytes": 5,
             "memory_bytes": 8,
         },
     }
@@ -120,4 +120,4 @@ def test_on_a_gpu_the_reserved_bytes_are_beside_the_plans(make_recipe: MakeRecip
     peaks = {"train_memory_bytes": 7, "train_reserved_bytes": 11}
     beside = of.beside(make_recipe("sft"), metrics, peaks)
     assert beside["train"]["memory_bytes"] == 11
-    assert of.columns == {"foreseen/train_reserved_bytes": 5}
+    assert of.columns == {"estimated/train_reserved_bytes": 5}

@@ -21,7 +21,7 @@ from postgrad.data.conversations import Conversation
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.publish import DIFFERENCE
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.plan import outlook
+from postgrad.plan.plan import make_plan
 from postgrad.plan.planner import facts_of
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion
@@ -248,7 +248,7 @@ def test_stored_tokens_of_a_teacher_do_not_go_with_own_answers(
 def test_a_plan_has_the_seconds_of_the_answers(make_student: Callable[..., Recipe]) -> None:
     def step_of(share: float) -> dict[str, float]:
         recipe = make_student("run", share)
-        return dict(outlook(*facts_of(recipe, parse_hardware("1xH100"))).timing.step)
+        return dict(make_plan(*facts_of(recipe, parse_hardware("1xH100"))).timing.step)
 
     none, half, every = (step_of(share) for share in (0.0, 0.5, 1.0))
     assert "sample" not in none

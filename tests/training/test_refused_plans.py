@@ -13,7 +13,7 @@ from postgrad.models.known_shapes import find_shape
 from postgrad.observe.console import Console
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train
 
@@ -36,11 +36,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def planned(recipe: Recipe) -> Outlook:
+def planned(recipe: Recipe) -> RunPlan:
     path = recipe.model.path
     assert path is not None
     lengths = RowLengths(20, 40, 1.0, "here")
-    return outlook(recipe, Facts(lambda _: find_shape(path), HERE, lengths))
+    return make_plan(recipe, Facts(lambda _: find_shape(path), HERE, lengths))
 
 
 @pytest.fixture(scope="module")

@@ -25,14 +25,14 @@ from postgrad.training.start import resume, train
         pytest.param("rl", 0.9, marks=pytest.mark.slow),
     ],
 )
-def test_the_size_foreseen_is_the_size_on_the_disk(
+def test_the_size_estimated_is_the_size_on_the_disk(
     job: str, ema_decay: float, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreseen: list[int] = []
+    estimated: list[int] = []
     ask = CheckpointStore.require_space
 
     def note(self: CheckpointStore, size: int) -> int:
-        foreseen.append(size)
+        estimated.append(size)
         return ask(self, size)
 
     monkeypatch.setattr(CheckpointStore, "require_space", note)
@@ -41,9 +41,9 @@ def test_the_size_foreseen_is_the_size_on_the_disk(
     train(recipe, Console("plain", told))
     newest = Path(recipe.run_dir) / "checkpoints" / "step-000003"
     tensors = sum(path.stat().st_size for path in newest.glob("*.safetensors"))
-    assert foreseen[0] == foreseen[-1]  # before the run, and of its last save
-    assert foreseen[0] <= tensors <= foreseen[0] + 20_000  # safetensors' headers
-    assert f"disk: a checkpoint takes {foreseen[0] / 2**20:,.1f} MiB" in told.getvalue()
+    assert estimated[0] == estimated[-1]  # before the run, and of its last save
+    assert estimated[0] <= tensors <= estimated[0] + 20_000  # safetensors' headers
+    assert f"disk: a checkpoint takes {estimated[0] / 2**20:,.1f} MiB" in told.getvalue()
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def steps_in(screen: list[str]) -> int:
 
 
 def shows_a_healthy_run(screen: list[str]) -> bool:
-    """Numbers, the machine beside what was foreseen, and the sentinels; nothing half drawn."""
+    """Numbers, the machine beside what was estimated, and the sentinels; nothing half drawn."""
     block = "   ".join(screen[-12:])
     labels = ("reward", "eval acc", "entropy", "length", "grad norm")
     machine = r"memory [\d.]+ GiB of [\d.]+ estimated", r"a step [\d.]+ s of [\d.]+ estimated"

@@ -222,7 +222,7 @@ def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
         (0.0, "stopped in the middle of step 2.*the checkpoint of step 1 is kept", ["step-000001"]),
     ],
 )
-def test_stopped_while_weights_move_the_step_ends_where_that_is_foreseen(
+def test_stopped_while_weights_move_the_step_ends_where_that_is_estimated(
     grace: float,
     message: str,
     checkpoints: list[str],

@@ -71,7 +71,7 @@ AHEAD: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
-ESTIMATED = "foreseen/"  # prefix of a metric's estimate
+ESTIMATED = "estimated/"  # prefix of a metric's estimate
 # Ends of phases' columns, what they add up to, and how. A GPU's estimate is of reserved bytes.
 TOTALS = (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max), ("_reserved_bytes", MEMORY, max))
 Curves = dict[str, deque[float]]  # label -> newest values

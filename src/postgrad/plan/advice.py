@@ -10,7 +10,7 @@ from functools import partial
 from postgrad.plan.change import Advice, Change, digits
 from postgrad.plan.engines import dealt
 from postgrad.plan.hardware import Hardware
-from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.plan import Facts, RunPlan
 from postgrad.plan.sizes import engine_sequences
 from postgrad.plan.smaller import ALL, less_memory
 from postgrad.plan.splits import best_split, flags, planned, ranked, vllm_ways
@@ -22,9 +22,9 @@ SPREADS = (ALL, SHARES)
 WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
 
 
-def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
+def advise(start: RunPlan, facts: Facts) -> tuple[Advice, ...]:
     """Changes in order, each on top of those before it: until the run fits, then those that save
-    time or devices. Where no change helps enough, the last outlook does not fit.
+    time or devices. Where no change helps enough, the last plan does not fit.
     """
     needed = less_memory(start, facts)
     now = needed[-1].after if needed else start
@@ -35,11 +35,11 @@ def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
     return (*needed, *_without_waste(now, there, keys))
 
 
-def _without_waste(start: Outlook, facts: Facts, keys: set[str]) -> Iterator[Advice]:
+def _without_waste(start: RunPlan, facts: Facts, keys: set[str]) -> Iterator[Advice]:
     """Advice for a run that fits: uses what is idle, undoes what costs time and is not needed. Of
     the ways that a proposal has the first that helps is taken. keys: flags that made the run fit.
     """
-    proposals: list[Callable[[Outlook], Iterator[Change]]] = [
+    proposals: list[Callable[[RunPlan], Iterator[Change]]] = [
         partial(_arranged, facts=facts),
         *(partial(_again, change) for change in faster(start)),
         partial(_sampled_together, facts=facts),
@@ -60,18 +60,18 @@ def _without_waste(start: Outlook, facts: Facts, keys: set[str]) -> Iterator[Adv
         yield half
 
 
-def _leaves_room(tried: Outlook, now: Outlook) -> bool:
+def _leaves_room(tried: RunPlan, now: RunPlan) -> bool:
     """Whether a plan fits with room for the plan's error, or takes no more than the one before."""
     less = tried.memory.peak_bytes <= now.memory.peak_bytes
     return tried.fits and (tried.memory.leaves_room or less)
 
 
-def _again(change: Change, now: Outlook) -> Iterator[Change]:
+def _again(change: Change, now: RunPlan) -> Iterator[Change]:
     """The change, whatever came before it."""
     yield change
 
 
-def _arranged(now: Outlook, facts: Facts) -> Iterator[Change]:
+def _arranged(now: RunPlan, facts: Facts) -> Iterator[Change]:
     """The fastest way to give the cards to learner and engines, idle ones too."""
     learner = now.recipe.learner
     if now.hardware.count == 1 or not (now.idle_devices or now.recipe.trains_on_rollouts):
@@ -82,7 +82,7 @@ def _arranged(now: Outlook, facts: Facts) -> Iterator[Change]:
         yield best.overrides, ALL if now.idle_devices else SHARES
 
 
-def faster(start: Outlook) -> Iterator[Change]:
+def faster(start: RunPlan) -> Iterator[Change]:
     """Changes that save time where there is room: idle devices work, savings of memory end."""
     recipe = start.recipe
     learner = recipe.learner
@@ -99,7 +99,7 @@ def faster(start: Outlook) -> Iterator[Change]:
         yield flags("batch.micro_train_tokens", tokens), "fewer, larger forward passes"
 
 
-def _sampled_together(now: Outlook, facts: Facts) -> Iterator[Change]:
+def _sampled_together(now: RunPlan, facts: Facts) -> Iterator[Change]:
     """More samples of each engine at a time: by vLLM, whose cache has a prompt once for its answers
     and takes what is free, or in a larger cache of the built-in engine.
     """
@@ -122,7 +122,7 @@ def _sampled_together(now: Outlook, facts: Facts) -> Iterator[Change]:
         yield slots
 
 
-def _larger_caches(now: Outlook, facts: Facts) -> Iterator[Change]:
+def _larger_caches(now: RunPlan, facts: Facts) -> Iterator[Change]:
     """More slots and cache for the built-in engine, the most first that fit: as many as sample a
     step in one wave, in two, and so on. Where MAX_SLOTS need several, in these, twice these, ...
     """
@@ -144,7 +144,7 @@ def _larger_caches(now: Outlook, facts: Facts) -> Iterator[Change]:
             yield change, "more sequences are sampled together"
 
 
-def fewer_devices(now: Outlook) -> Iterator[Change]:
+def fewer_devices(now: RunPlan) -> Iterator[Change]:
     """Half of the ranks, with the same sharding where more than one is left."""
     learner = now.recipe.learner
     half = learner.ranks // 2
@@ -153,7 +153,7 @@ def fewer_devices(now: Outlook) -> Iterator[Change]:
         yield fewer, "fewer devices, which wait less for each other"
 
 
-def _halved(now: Outlook, facts: Facts) -> Advice | None:
+def _halved(now: RunPlan, facts: Facts) -> Advice | None:
     """Halves the devices as often as that saves many device-hours; None where it never does. The
     other half is given back: it does not count.
     """
@@ -169,7 +169,7 @@ def _halved(now: Outlook, facts: Facts) -> Advice | None:
             return advice
 
 
-def _on_fewer(last: Outlook, overrides: Sequence[str], facts: Facts) -> Outlook | None:
+def _on_fewer(last: RunPlan, overrides: Sequence[str], facts: Facts) -> RunPlan | None:
     """The changed recipe on as many devices as it uses; None where it is not valid."""
     tried = planned(last.recipe, tuple(overrides), facts)
     if tried is None:
@@ -178,5 +178,5 @@ def _on_fewer(last: Outlook, overrides: Sequence[str], facts: Facts) -> Outlook 
     return planned(last.recipe, tuple(overrides), replace(facts, hardware=hardware))
 
 
-def _cheaper(tried: Outlook, now: Outlook) -> bool:
+def _cheaper(tried: RunPlan, now: RunPlan) -> bool:
     return tried.timing.device_seconds < WASTED * now.timing.device_seconds

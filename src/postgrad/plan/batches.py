@@ -9,23 +9,23 @@ from typing import Any
 from postgrad.learner.settings import decay_updates, horizon, warmup_updates
 from postgrad.plan.held import state_bytes
 from postgrad.plan.pass_time import Samples
-from postgrad.plan.plan import Outlook
+from postgrad.plan.plan import RunPlan
 
 Number = int | float | None  # None: it depends on the data, which is not known
 
 
-def batch_rows(planned: Outlook) -> list[list[str]]:
+def batch_rows(planned: RunPlan) -> list[list[str]]:
     """A row for each number: its name, value, unit and formula. The geometry's come first."""
     rows = [list(row) for row in planned.geometry.rows()]
     return rows + [[name, _text(value), formula] for name, value, formula in _numbers(planned)]
 
 
-def batch_json(planned: Outlook) -> dict[str, Any]:
+def batch_json(planned: RunPlan) -> dict[str, Any]:
     """The same numbers by name."""
     return planned.geometry.to_json() | {name: value for name, value, _ in _numbers(planned)}
 
 
-def _numbers(planned: Outlook) -> Iterator[tuple[str, Number, str]]:
+def _numbers(planned: RunPlan) -> Iterator[tuple[str, Number, str]]:
     geometry, lengths = planned.geometry, planned.lengths
     samples = Samples.of(planned.recipe, geometry, lengths)
     prompts = "rollout_batch_size" if geometry.rollout_batch_size else "train_batch_size"
@@ -70,7 +70,7 @@ def _numbers(planned: Outlook) -> Iterator[tuple[str, Number, str]]:
     )
 
 
-def _schedule(planned: Outlook) -> str:
+def _schedule(planned: RunPlan) -> str:
     learner = planned.recipe.learner
     total = horizon(planned.recipe.algorithm, planned.geometry)
     if total is None:
@@ -98,7 +98,7 @@ def _schedule(planned: Outlook) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _saves(planned: Outlook) -> int | None:
+def _saves(planned: RunPlan) -> int | None:
     """How many checkpoints the run saves, without those of better evaluations; None: not known."""
     steps, settings, hours = planned.geometry.steps, planned.recipe.checkpoint, planned.timing.hours
     if steps is None:
@@ -111,7 +111,7 @@ def _saves(planned: Outlook) -> int | None:
     return min(count, steps)
 
 
-def _kept(planned: Outlook) -> str:
+def _kept(planned: RunPlan) -> str:
     settings = planned.recipe.checkpoint
     ways = [f"steps / {settings.save_steps} (save_steps)"] if settings.save_steps else []
     if settings.save_minutes:

@@ -21,7 +21,7 @@ from postgrad.plan.calibration import Machine, Measured
 from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.pass_time import Samples
-from postgrad.plan.plan import Facts, Outlook, outlook, phases_of
+from postgrad.plan.plan import Facts, RunPlan, make_plan, phases_of
 from postgrad.plan.timing import REWARD, answered_tokens
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -54,7 +54,7 @@ def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
     if path is None:
         raise UsageError("no home directory: name the calibration file in POSTGRAD_CALIBRATION")
     facts = Facts(shape_of_model, hardware, lengths=row_lengths(recipe))  # without calibration
-    rows = list(learned(outlook(recipe, facts), lines, machine, str(run_dir.resolve())))
+    rows = list(learned(make_plan(recipe, facts), lines, machine, str(run_dir.resolve())))
     if not rows:
         raise UsageError(f"{run_dir}: its metrics have the time of no phase that a plan has")
     calibration.write(path, rows)
@@ -91,7 +91,7 @@ def median(lines: Sequence[MetricsLine], key: str) -> float | None:
 
 
 def learned(
-    planned: Outlook, lines: Sequence[MetricsLine], machine: Machine, run: str
+    planned: RunPlan, lines: Sequence[MetricsLine], machine: Machine, run: str
 ) -> Iterator[Measured]:
     """A row for each phase that was measured. planned: without calibration."""
     shares = _shares(planned, lines)
@@ -100,15 +100,15 @@ def learned(
         if len(timed) != 1:  # its parts are measured too
             continue
         (phase,) = timed
-        seconds, foreseen = median(lines, f"{name}_seconds"), planned.timing.step.get(phase)
-        if not seconds or not foreseen:
+        seconds, estimated = median(lines, f"{name}_seconds"), planned.timing.step.get(phase)
+        if not seconds or not estimated:
             continue
         tokens = shares.get(phase, 1.0)
         yield Measured(
             **machine.to_json(),
             job=planned.recipe.job,
             phase=phase,
-            times=_rounded(seconds / foreseen / tokens),
+            times=_rounded(seconds / estimated / tokens),
             tokens=_rounded(tokens),
             run=run,
             date=datetime.now(UTC).date().isoformat(),
@@ -120,13 +120,13 @@ def _answered(line: MetricsLine) -> float:
     return (line["on_policy/samples"] or 0.0) * (line["on_policy/mean_tokens"] or 0.0)
 
 
-def _shares(planned: Outlook, lines: Sequence[MetricsLine]) -> dict[str, float]:
-    """By phase, measured tokens of a step over the foreseen ones, where runs count the tokens."""
+def _shares(planned: RunPlan, lines: Sequence[MetricsLine]) -> dict[str, float]:
+    """By phase, measured tokens of a step over the estimated ones, where runs count the tokens."""
     samples = Samples.of(planned.recipe, planned.geometry, planned.lengths)
     learners = sum(role.learner is not None for role in planned.roles)
-    foreseen = learners * planned.geometry.epochs_per_rollout * samples.tokens
+    estimated = learners * planned.geometry.epochs_per_rollout * samples.tokens
     computed = [_sum(line, "/computed_tokens") for line in lines]
-    shares = {"update": statistics.median(computed) / foreseen}
+    shares = {"update": statistics.median(computed) / estimated}
     if answered := answered_tokens(planned.recipe, planned.geometry):
         drawn = [_answered(line) for line in lines if "on_policy/samples" in line]
         shares["sample"] = statistics.median(drawn or [0.0]) / answered

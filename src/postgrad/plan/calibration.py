@@ -1,4 +1,4 @@
-"""Measured speeds of machines: how long phases of runs took, over what the table foresees."""
+"""Measured speeds of machines: how long phases of runs took, over what the table estimates."""
 
 import os
 import tomllib
@@ -30,8 +30,8 @@ class Measured(Settings):
     threads: int = Field(ge=0)  # of a CPU; 0 elsewhere
     job: str  # "rl", "sft", ...
     phase: str  # of a plan: "sample", "score" or "update"
-    times: float = Field(gt=0.0)  # measured seconds a token over those foreseen from the table
-    # Measured tokens of a step over the foreseen ones. They depend on the job: answers may be
+    times: float = Field(gt=0.0)  # measured seconds a token over those estimated from the table
+    # Measured tokens of a step over the estimated ones. They depend on the job: answers may be
     # shorter than the longest, groups may have no gradient.
     tokens: float = Field(gt=0.0)
     run: str  # its directory

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.plan import Facts, RunPlan
 from postgrad.plan.splits import Overrides, planned
 
 Change = tuple[Overrides, str]  # flags of the command line, and what they do
@@ -17,8 +17,8 @@ class Advice:
 
     overrides: Overrides  # flags of the command line: ("--model.gradient_checkpointing", "true")
     reason: str  # what the flags do
-    before: Outlook  # with all advice before this one
-    after: Outlook  # with this one too; it may be on more devices than there are
+    before: RunPlan  # with all advice before this one
+    after: RunPlan  # with this one too; it may be on more devices than there are
 
     @property
     def change(self) -> str:
@@ -48,7 +48,7 @@ class Advice:
         return {"change": self.change, "effect": self.effect}
 
 
-def advised(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
+def advised(start: RunPlan, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
     """The steps as advice, each on top of those before it. Of several steps of one key the last
     counts.
     """

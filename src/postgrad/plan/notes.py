@@ -7,7 +7,7 @@ from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.exchange import expert_notes
 from postgrad.plan.host_inputs import host_input_notes
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.plan import Outlook, full_logits_bytes
+from postgrad.plan.plan import RunPlan, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
 from postgrad.plan.sizes import ahead_bytes, most_turns
@@ -16,73 +16,73 @@ from postgrad.recipe.recipe import Recipe, RLRecipe
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
 
 
-def hours_problem(outlook: Outlook) -> str | None:
+def hours_problem(plan: RunPlan) -> str | None:
     """Why there are no hours, and what to do; None where there are."""
-    if outlook.timing.hours is not None:
+    if plan.timing.hours is not None:
         return None
-    paths = ", ".join(dict.fromkeys(settings.path for settings in outlook.recipe.data.sources))
+    paths = ", ".join(dict.fromkeys(settings.path for settings in plan.recipe.data.sources))
     return (
-        f"no hours: the steps of epochs = {outlook.recipe.epochs:g} depend on the rows of "
+        f"no hours: the steps of epochs = {plan.recipe.epochs:g} depend on the rows of "
         f"{paths}. "
         "They were not counted: they are not on this machine, or too many to read for a plan. "
         "State steps, or the rows of an epoch with --rows N"
     )
 
 
-def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
+def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
     """Sentences below the tables: what the plan assumes, and what a person should know."""
-    if problem := hours_problem(outlook):
+    if problem := hours_problem(plan):
         yield problem
-    rows, shared = outlook.lengths.rows, outlook.lengths.shared
-    yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
-    yield from _turns_note(outlook.recipe)
-    yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
-    yield from _states_note(outlook, shared=bool(shared))
-    yield from _uncounted_notes(outlook)
-    if outlook.calibrated is not None:
-        yield f"times: {outlook.calibrated}"
-    if outlook.auto:
-        chosen = ", ".join(f"{key} = {size}" for key, size in outlook.auto.items())
+    rows, shared = plan.lengths.rows, plan.lengths.shared
+    yield f"lengths: {plan.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
+    yield from _turns_note(plan.recipe)
+    yield from expert_notes(plan.roles, plan.timing.exchanged, plan.recipe.learner)
+    yield from _states_note(plan, shared=bool(shared))
+    yield from _uncounted_notes(plan)
+    if plan.calibrated is not None:
+        yield f"times: {plan.calibrated}"
+    if plan.auto:
+        chosen = ", ".join(f"{key} = {size}" for key, size in plan.auto.items())
         yield f'"auto" chooses {chosen} here; a run tries them before its first step'
-    if ahead := ahead_bytes(outlook.recipe):
+    if ahead := ahead_bytes(plan.recipe):
         yield (
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
-    yield from _teacher_note(outlook.recipe)
-    if each := stored_bytes(outlook.recipe):
-        yield _stored(each, outlook.lengths)
-    if outlook.timing.overlaps:
+    yield from _teacher_note(plan.recipe)
+    if each := stored_bytes(plan.recipe):
+        yield _stored(each, plan.lengths)
+    if plan.timing.overlaps:
         yield (
             "engines sample later steps while the learner works: a step takes the longer of "
             "the two, and the publish"
         )
-    if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
+    if plan.timing.publish and (way := _publish(plan.timing.publish)):
         yield way
-    yield from outlook.timing.offload_notes
-    yield from host_input_notes(outlook.roles, outlook.sizes, outlook.hardware.device)
-    if note := _no_place(outlook):
+    yield from plan.timing.offload_notes
+    yield from host_input_notes(plan.roles, plan.sizes, plan.hardware.device)
+    if note := _no_place(plan):
         yield note
     if advice and not advice[-1].after.fits:
         after = advice[-1].after.memory
         peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)
         yield f"with all of the advice it still does not fit: {peak} of {room}"
-    yield from _engine_notes(outlook)
-    logits = full_logits_bytes(outlook)
+    yield from _engine_notes(plan)
+    logits = full_logits_bytes(plan)
     if logits > LARGE:
         yield (
-            f"all logits of {outlook.sizes.micro_tokens} tokens over a vocabulary of "
-            f"{outlook.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
+            f"all logits of {plan.sizes.micro_tokens} tokens over a vocabulary of "
+            f"{plan.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
             "gradient; they are made a chunk at a time and never kept"
         )
 
 
-def _states_note(outlook: Outlook, *, shared: bool) -> Iterator[str]:
+def _states_note(plan: RunPlan, *, shared: bool) -> Iterator[str]:
     """Of a policy whose layers carry a state. shared: whether the data's prompts can be shared."""
-    shape = outlook.roles[0].shape
+    shape = plan.roles[0].shape
     if not shape.state_bytes:
         return
-    times = "once" if shared else f"{outlook.recipe.answers_per_prompt} times"
+    times = "once" if shared else f"{plan.recipe.answers_per_prompt} times"
     yield (
         f"layers of a {shape.model_type} model carry a state along the sequence, "
         f"{shape.state_bytes / 1e6:.3g} MB each: the learner computes a prompt {times}. What they "
@@ -91,9 +91,9 @@ def _states_note(outlook: Outlook, *, shared: bool) -> Iterator[str]:
     )
 
 
-def _uncounted_notes(outlook: Outlook) -> Iterator[str]:
+def _uncounted_notes(plan: RunPlan) -> Iterator[str]:
     """Of types whose layers could not be run without numbers (models.kept)."""
-    counted = {role.shape.model_type: role.shape.counted for role in outlook.roles}
+    counted = {role.shape.model_type: role.shape.counted for role in plan.roles}
     for kind, weights in counted.items():
         if weights is not None and not weights.kept:
             yield (
@@ -134,10 +134,10 @@ def _stored(each: int, lengths: RowLengths) -> str:
     return f"what the teacher says of the rows takes {kept / 1e6:.3g} MB in the first process"
 
 
-def _no_place(outlook: Outlook) -> str | None:
+def _no_place(plan: RunPlan) -> str | None:
     """What is wrong where ranks behind Ray leave the engine no GPU; None where nothing is."""
-    recipe, places = outlook.recipe, outlook.places
-    on_gpus = recipe.cluster.type == "ray" and not outlook.hardware.device.is_cpu
+    recipe, places = plan.recipe, plan.places
+    on_gpus = recipe.cluster.type == "ray" and not plan.hardware.device.is_cpu
     if not on_gpus or not places.engines or recipe.cluster.engines(recipe.learner.ranks):
         return None
     return (
@@ -173,9 +173,9 @@ def _joining(places: EnginePlaces, recipe: Recipe) -> str:
     )
 
 
-def _engine_notes(outlook: Outlook) -> Iterator[str]:
+def _engine_notes(plan: RunPlan) -> Iterator[str]:
     """Sentences for people about the recipe's engines; none where it is a single built-in one."""
-    rollout, places = outlook.recipe.rollout_settings, outlook.places
+    rollout, places = plan.recipe.rollout_settings, plan.places
     if rollout is None:
         return
     if rollout.type == "openai":
@@ -185,19 +185,19 @@ def _engine_notes(outlook: Outlook) -> Iterator[str]:
         )
     if not places.engines or (places.engines == 1 and not places.is_vllm):
         return
-    size = outlook.sizes.engine
+    size = plan.sizes.engine
     assert size is not None  # there are engines
     about = places.name + (", each" if places.engines > 1 else "") + " with all of the weights"
-    if outlook.recipe.trains_on_rollouts:
-        answers = outlook.recipe.answers_per_prompt
-        share = dealt(outlook.geometry.samples_per_step, answers, places.engines)
+    if plan.recipe.trains_on_rollouts:
+        answers = plan.recipe.answers_per_prompt
+        share = dealt(plan.geometry.samples_per_step, answers, places.engines)
         about += f", {share} samples of a step and {size.slots} slots"
     if places.absent or 0 < places.first < places.engines:
-        yield _joining(places, outlook.recipe)
+        yield _joining(places, plan.recipe)
     if not places.is_vllm:
         yield about
         return
-    device = outlook.hardware.device
+    device = plan.hardware.device
     if device.is_cpu or rollout.cache_tokens is not None:
         yield f"{about}; memory is counted as that of the built-in engine"
         return

@@ -10,7 +10,7 @@ from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.notes import hours_problem, plan_notes
-from postgrad.plan.plan import Outlook
+from postgrad.plan.plan import RunPlan
 from postgrad.plan.roles import parameters_json
 from postgrad.plan.sampling import SampledShare
 
@@ -21,29 +21,29 @@ TableRows = list[list[str]]
 class Page:
     """The output of `postgrad plan` for a recipe."""
 
-    outlook: Outlook
+    plan: RunPlan
     advice: tuple[Advice, ...]
 
     def verdict(self) -> str:
         """In a line or two: whether the run fits, by how much, and how long it takes."""
-        outlook = self.outlook
-        where = f"{outlook.hardware.count} x {outlook.hardware.device.name}"
-        if outlook.missing_devices:
-            engines = outlook.places.own_cards
-            ranks = outlook.used_devices - engines
+        plan = self.plan
+        where = f"{plan.hardware.count} x {plan.hardware.device.name}"
+        if plan.missing_devices:
+            engines = plan.places.own_cards
+            ranks = plan.used_devices - engines
             needs = f"{ranks} ranks need a device each"
             if engines:
                 needs = f"{ranks} ranks and {engines} for engines are {ranks + engines} devices"
             return f"does not fit: {needs}, there are {where}"
-        peak = f"{gigabytes(outlook.memory.peak_bytes)} of {gigabytes(outlook.memory.capacity)}"
-        word = "fits" if outlook.fits else "does not fit"
-        hours = outlook.timing.hours
+        peak = f"{gigabytes(plan.memory.peak_bytes)} of {gigabytes(plan.memory.capacity)}"
+        word = "fits" if plan.fits else "does not fit"
+        hours = plan.timing.hours
         long = (
             "; hours unknown"
             if hours is None
-            else f"; {long_as(hours)}, {digits(hours * outlook.timing.devices)} device-hours"
+            else f"; {long_as(hours)}, {digits(hours * plan.timing.devices)} device-hours"
         )
-        return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
+        return f"{word}: {peak} at the peak ({plan.memory.peak}) on {where}{long}"
 
     def summary(self) -> Iterator[str]:
         """Lines below the verdict: what does not fit, how samples are drawn, idle cards."""
@@ -57,9 +57,9 @@ class Page:
 
     def _tight(self) -> str | None:
         """Says where a run fits by less than plans may be off."""
-        outlook = self.outlook
-        memory = outlook.memory
-        if not outlook.fits or memory.leaves_room:
+        plan = self.plan
+        memory = plan.memory
+        if not plan.fits or memory.leaves_room:
             return None
         free = gigabytes(memory.capacity - memory.peak_bytes)
         return (
@@ -69,18 +69,18 @@ class Page:
 
     def _sampling(self) -> str | None:
         """What draws the samples of RL, where, how many at a time, and its share of a step."""
-        outlook = self.outlook
-        places, size = outlook.places, outlook.sizes.engine
-        if not outlook.recipe.trains_on_rollouts or size is None:
+        plan = self.plan
+        places, size = plan.places, plan.sizes.engine
+        if not plan.recipe.trains_on_rollouts or size is None:
             return None
-        timing, recipe = outlook.timing, outlook.recipe
+        timing, recipe = plan.timing, plan.recipe
         share = SampledShare.of(
-            outlook.geometry, outlook.lengths, size, places, recipe.answers_per_prompt,
+            plan.geometry, plan.lengths, size, places, recipe.answers_per_prompt,
             recipe.sampled_tokens or 0, timing.staleness,
         )  # fmt: skip
         cards, each = self._working("sample"), "each " if places.engines > 1 else ""
         where = f" on card{'' if cards.isdecimal() else 's'} {cards}"
-        if outlook.hardware.device.is_cpu:
+        if plan.hardware.device.is_cpu:
             where = ""
         ahead = ", while the learner works on an earlier one" if timing.overlaps else ""
         return (
@@ -91,32 +91,32 @@ class Page:
 
     def _idle(self) -> str | None:
         """Which cards no role has, and what to do about them."""
-        outlook = self.outlook
-        if not (idle := outlook.idle_devices):
+        plan = self.plan
+        if not (idle := plan.idle_devices):
             return None
-        device, used = outlook.hardware.device.name, outlook.used_devices
+        device, used = plan.hardware.device.name, plan.used_devices
         uses = [n for n, entry in enumerate(self.advice, 1) if not entry.after.idle_devices]
         use = f"advice {uses[0]} uses them" if uses else "more learner.ranks or engines use them"
         return (
-            f"{idle} of {outlook.hardware.count} devices are idle and count in device-hours: "
+            f"{idle} of {plan.hardware.count} devices are idle and count in device-hours: "
             f"{use}; or take --hardware {used}x{device}"
         )
 
     def misfits(self) -> Sequence[str]:
         """What does not fit, by card, where that is not all in the verdict."""
-        outlook = self.outlook
-        refused = any(group.problem is not None for group in outlook.cards)
-        return outlook.problems if len(outlook.cards) > 1 or refused else ()
+        plan = self.plan
+        refused = any(group.problem is not None for group in plan.cards)
+        return plan.problems if len(plan.cards) > 1 or refused else ()
 
     def cards_title(self) -> str:
         """The heading of the table of cards."""
-        return f"cards, GB of {self.outlook.memory.capacity / 1e9:.1f} on each"
+        return f"cards, GB of {self.plan.memory.capacity / 1e9:.1f} on each"
 
     def card_rows(self) -> TableRows:
         """A row for each group of cards: their numbers, what works there, gigabytes of each card by
         phase, what is free at the peak; and where there are several, the sums over all cards.
         """
-        cards = self.outlook.cards
+        cards = self.plan.cards
         rows = [
             [
                 group.numbers,
@@ -126,23 +126,23 @@ class Page:
             ]
             for group in cards
         ]
-        if idle := self.outlook.idle_devices:
-            first = self.outlook.used_devices
+        if idle := self.plan.idle_devices:
+            first = self.plan.used_devices
             numbers = f"{first}-{first + idle - 1}" if idle > 1 else str(first)
             rows.append([numbers, "idle", *[""] * (len(PHASES) + 1)])
-        if self.outlook.used_devices > 1:
+        if self.plan.used_devices > 1:
             total = total_bytes(cards)
             sums = (_tenths(total[phase]) for phase in PHASES)
-            rows.append([f"all {self.outlook.used_devices}", "sum", *sums, ""])
+            rows.append([f"all {self.plan.used_devices}", "sum", *sums, ""])
         return rows
 
     def batch_rows(self) -> TableRows:
         """A row for each batch number: its name, the number, its unit and formula."""
-        return batch_rows(self.outlook)
+        return batch_rows(self.plan)
 
     def memory_tables(self) -> Iterator[tuple[str, TableRows]]:
         """A table of memory for each group of cards: its title and its rows."""
-        cards = self.outlook.cards
+        cards = self.plan.cards
         for group in cards:
             title = "memory of one device, GB"
             if len(cards) > 1:
@@ -152,7 +152,7 @@ class Page:
 
     def time_rows(self) -> TableRows:
         """Seconds of a step by phase, with their share and the cards that work."""
-        timing = self.outlook.timing
+        timing = self.plan.timing
         step_seconds = timing.step_seconds or 1.0
         rows = [
             [
@@ -172,32 +172,32 @@ class Page:
 
     def _working(self, phase: str) -> str:
         """Numbers of the cards that work in a phase: "0-3, 6"."""
-        return card_numbers(group for group in self.outlook.cards if group.works_in(phase))
+        return card_numbers(group for group in self.plan.cards if group.works_in(phase))
 
     def notes(self) -> Iterator[str]:
         """Sentences below the tables: what the plan assumes, and what a person should know."""
-        return plan_notes(self.outlook, self.advice)
+        return plan_notes(self.plan, self.advice)
 
     def to_json(self) -> dict[str, Any]:
         """The output of --json: the plan, its advice, and what they were computed from."""
-        outlook = self.outlook
+        plan = self.plan
         return {
-            "fits": outlook.fits,
-            "hours": outlook.timing.hours,
-            "hours_problem": hours_problem(self.outlook),
-            "devices": outlook.used_devices,
-            "hardware": {"device": outlook.hardware.device.name, "count": outlook.hardware.count},
-            "memory": outlook.memory.to_json(),
-            "cards": [group.to_json() for group in outlook.cards],
-            "cards_bytes": total_bytes(outlook.cards),
-            "problems": list(outlook.problems),
-            "time": outlook.timing.to_json(),
-            "publish": outlook.timing.publish and outlook.timing.publish.to_json(),
-            "batch": batch_json(outlook),
-            "sizes": _sizes(outlook),
-            "parameters": parameters_json(outlook.roles),
-            "auto": dict(outlook.auto),
-            "calibrated": outlook.calibrated,
+            "fits": plan.fits,
+            "hours": plan.timing.hours,
+            "hours_problem": hours_problem(self.plan),
+            "devices": plan.used_devices,
+            "hardware": {"device": plan.hardware.device.name, "count": plan.hardware.count},
+            "memory": plan.memory.to_json(),
+            "cards": [group.to_json() for group in plan.cards],
+            "cards_bytes": total_bytes(plan.cards),
+            "problems": list(plan.problems),
+            "time": plan.timing.to_json(),
+            "publish": plan.timing.publish and plan.timing.publish.to_json(),
+            "batch": batch_json(plan),
+            "sizes": _sizes(plan),
+            "parameters": parameters_json(plan.roles),
+            "auto": dict(plan.auto),
+            "calibrated": plan.calibrated,
             "advice": [advice.to_json() for advice in self.advice],
             "summary": list(self.summary()),
             "notes": list(self.notes()),
@@ -209,10 +209,10 @@ def advice_rows(advice: Sequence[Advice]) -> TableRows:
     return [[str(n), entry.change, entry.effect] for n, entry in enumerate(advice, 1)]
 
 
-def _sizes(outlook: Outlook) -> dict[str, Any]:
-    engine = outlook.sizes.engine
+def _sizes(plan: RunPlan) -> dict[str, Any]:
+    engine = plan.sizes.engine
     return {
-        "micro_tokens": outlook.sizes.micro_tokens,
+        "micro_tokens": plan.sizes.micro_tokens,
         **({} if engine is None else engine.to_json()),
     }
 

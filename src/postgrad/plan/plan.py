@@ -57,7 +57,7 @@ def phases_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RunPlan:
     """The plan of a recipe on some hardware. Advice compares several of these."""
 
     recipe: Recipe  # sizes that it left to the plan ("auto") are numbers here
@@ -131,20 +131,20 @@ class Facts:
         return self.shapes[key]
 
 
-def outlook(recipe: Recipe, facts: Facts) -> Outlook:
+def make_plan(recipe: Recipe, facts: Facts) -> RunPlan:
     """Plans a recipe. Sizes that are "auto" become the largest that fit. Raises UsageError where
     the shape of one of its models cannot be found, or its experts do not divide.
     """
     auto = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
     while True:
-        planned = replace(_outlook(auto.applied(recipe), facts), auto=auto.to_json())
+        planned = replace(_plan_with_sizes(auto.applied(recipe), facts), auto=auto.to_json())
         smaller = None if not planned.problems else auto.smaller(planned.memory.peak)
         if smaller is None:
             return planned
         auto = smaller
 
 
-def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
+def _plan_with_sizes(recipe: Recipe, facts: Facts) -> RunPlan:
     hardware, device = facts.hardware, facts.hardware.device
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
@@ -169,7 +169,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     if not device.is_cpu:
         offload = host_share(recipe, beside, costs, places)
         times = replace(times, step=offload.added_to(times.step), offload=offload)
-    return Outlook(
+    return RunPlan(
         recipe=recipe,
         hardware=hardware,
         geometry=geometry,
@@ -209,7 +209,7 @@ def _free_bytes(
     return max(0, int((device.memory_bytes - before - copied) * FREE))
 
 
-def full_logits_bytes(planned: Outlook) -> int:
+def full_logits_bytes(planned: RunPlan) -> int:
     """Bytes of all logits of a micro-batch, forward and backward, in a trainer that computes them
     at once; 0 for a job without logits.
     """
@@ -219,7 +219,7 @@ def full_logits_bytes(planned: Outlook) -> int:
     return 2 * planned.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32
 
 
-def phase_seconds(planned: Outlook) -> dict[str, float]:
+def phase_seconds(planned: RunPlan) -> dict[str, float]:
     """Seconds of a step by phase of the run; "step": of all phases."""
     seconds = {
         name: sum(planned.timing.step.get(phase, 0.0) for phase in phases)
@@ -229,7 +229,7 @@ def phase_seconds(planned: Outlook) -> dict[str, float]:
     return {name: value for name, value in seconds.items() if value}
 
 
-def phase_bytes(planned: Outlook) -> dict[str, int]:
+def phase_bytes(planned: RunPlan) -> dict[str, int]:
     """Bytes by phase of the run, as a run measures them: of its own process, which has the first
     card, above what that took before the run.
     """
@@ -244,14 +244,14 @@ def phase_bytes(planned: Outlook) -> dict[str, int]:
 def estimated_columns(
     seconds: Mapping[str, float], peaks: Mapping[str, int], kind: str = "memory"
 ) -> dict[str, float]:
-    """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the
+    """The columns estimated/NAME_seconds and estimated/NAME_memory_bytes of metrics.jsonl, for the
     phases of a step. seconds, peaks: as phase_seconds and phase_bytes give them. kind: "reserved"
     for a GPU, where the plan's bytes are those that torch's allocator reserves.
     """
     columns: dict[str, float] = {
-        f"foreseen/{name}_seconds": round(value, 6) for name, value in seconds.items()
+        f"estimated/{name}_seconds": round(value, 6) for name, value in seconds.items()
     }
     for name, count in peaks.items():
         if name not in ("load", "save"):
-            columns[f"foreseen/{name}_{kind}_bytes"] = count
+            columns[f"estimated/{name}_{kind}_bytes"] = count
     return columns

@@ -18,7 +18,7 @@ from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.page import Page, advice_rows
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, make_plan
 from postgrad.plan.search import search, search_note, search_rows, split_note, split_rows
 from postgrad.plan.splits import fitting_splits
 from postgrad.recipe.load import load_recipe, require_models, stage_named, write_changed
@@ -85,7 +85,7 @@ def _as_advised(
     return {
         "command": shlex.join([*start, *words]),
         "verdict": after.verdict(),
-        **after.outlook.timing.to_json(),
+        **after.plan.timing.to_json(),
     }
 
 
@@ -188,7 +188,7 @@ def facts_of(
 
 def page_of(recipe: Recipe, facts: Facts) -> Page:
     """The plan with its advice. Raises UsageError where the shape of a model cannot be found."""
-    start = outlook(recipe, facts)
+    start = make_plan(recipe, facts)
     return Page(start, advise(start, facts))
 
 

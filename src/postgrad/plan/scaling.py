@@ -14,7 +14,7 @@ from postgrad.observe.console import Console
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces, engine_width
 from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
-from postgrad.plan.plan import FREE, Outlook, outlook
+from postgrad.plan.plan import FREE, RunPlan, make_plan
 from postgrad.plan.planner import facts_of
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.scale_picture import write_picture
@@ -103,7 +103,7 @@ def scale(
         raise UsageError(f'--scale simulates job = "rl", and {path} is job = "{recipe.job}"')
     numbers = _counts(counts)
     available = parse_hardware(hardware) if hardware else this_machine()
-    planned = outlook(*facts_of(recipe, available))
+    planned = make_plan(*facts_of(recipe, available))
     load, most, text = _load(recipe, planned, run)
     console.note(
         f"simulated, on {available.device.name}: steps of {load.groups} x {load.samples} samples, "
@@ -131,7 +131,7 @@ def scale(
 
 
 def _shown(
-    planned: Outlook, load: BatchLoad, most: int, devices: int, console: Console
+    planned: RunPlan, load: BatchLoad, most: int, devices: int, console: Console
 ) -> list[Scaled]:
     """Prints the ways to use so many devices, and returns them."""
     ways = list(_ways(planned, load, most, devices))
@@ -214,7 +214,7 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _load(recipe: RLRecipe, planned: Outlook, run: Path | None) -> tuple[BatchLoad, int, str]:
+def _load(recipe: RLRecipe, planned: RunPlan, run: Path | None) -> tuple[BatchLoad, int, str]:
     """The load, tokens of the longest answer that it can have, and words for its lengths."""
     most, samples = recipe.rollout.max_new_tokens, recipe.batch.n_samples_per_prompt
     groups = recipe.batch.rollout_batch_size
@@ -253,7 +253,7 @@ def _answers(run: Path) -> list[list[int]]:
     return [groups[ticket] for ticket in sorted(groups)]
 
 
-def _ways(planned: Outlook, load: BatchLoad, most: int, devices: int) -> Iterator[Scaled]:
+def _ways(planned: RunPlan, load: BatchLoad, most: int, devices: int) -> Iterator[Scaled]:
     """In turns at every staleness, then apart, with a fixed schedule and a free one: the best split
     at 2, kept for the others.
     """
@@ -284,7 +284,7 @@ def _enough(ways: Sequence[Scaled]) -> Scaled:
 
 
 def _simulated(
-    planned: Outlook,
+    planned: RunPlan,
     load: BatchLoad,
     most: int,
     split: tuple[int, int],
@@ -304,7 +304,7 @@ def _simulated(
     return Scaled(devices, engines, learners, staleness, apart, free, floor, result)
 
 
-def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
+def _pace(planned: RunPlan, load: BatchLoad, learners: int) -> Pace:
     """What one engine and so many learners do in a second, by the plan's rates. Weights go to each
     engine over the cards' link.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from postgrad.core.settings import ShardingStage
 from postgrad.plan.change import digits
 from postgrad.plan.hardware import Device, Hardware, catalogue
-from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.plan import Facts, RunPlan
 from postgrad.plan.splits import STAGES, Split, best_split
 from postgrad.recipe.recipe import Recipe
 
@@ -23,12 +23,12 @@ class Offer:
     device: Device
     count: int  # devices
     overrides: tuple[str, ...]  # flags of ranks and engines: ("--learner.ranks", "8", ...)
-    outlook: Outlook  # of the recipe with these ranks
+    plan: RunPlan  # of the recipe with these ranks
 
     @property
     def device_hours(self) -> float | None:
         """Hours times devices; None where the steps are not known."""
-        hours = self.outlook.timing.hours
+        hours = self.plan.timing.hours
         return None if hours is None else hours * self.count
 
     def to_json(self) -> dict[str, Any]:
@@ -37,10 +37,10 @@ class Offer:
             "device": self.device.name,
             "count": self.count,
             "overrides": shlex.join(self.overrides),
-            "learner_devices": self.outlook.recipe.learner.ranks,
-            "engine_devices": self.outlook.places.own_cards,
-            "peak_bytes": self.outlook.memory.peak_bytes,
-            "hours": self.outlook.timing.hours,
+            "learner_devices": self.plan.recipe.learner.ranks,
+            "engine_devices": self.plan.places.own_cards,
+            "peak_bytes": self.plan.memory.peak_bytes,
+            "hours": self.plan.timing.hours,
             "device_hours": self.device_hours,
             "price": _price(self) or None,
         }
@@ -62,7 +62,7 @@ def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
         stages: tuple[ShardingStage, ...] = STAGES[1:] if count > 1 else STAGES[:1]
         best = best_split(recipe, count, there, stages)
         if best is not None:
-            yield Offer(device, count, best.overrides, best.outlook)
+            yield Offer(device, count, best.overrides, best.plan)
             return
 
 
@@ -71,10 +71,10 @@ def search_rows(offers: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]
     rows = [
         [
             f"{offer.count} x {offer.device.name}",
-            offer.outlook.recipe.learner.sharding,
+            offer.plan.recipe.learner.sharding,
             _engines_on(offer),
-            f"{offer.outlook.memory.peak_bytes / 1e9:.1f}/{offer.device.memory_bytes / 1e9:.0f}",
-            _hours(offer.outlook.timing.hours),
+            f"{offer.plan.memory.peak_bytes / 1e9:.1f}/{offer.device.memory_bytes / 1e9:.0f}",
+            _hours(offer.plan.timing.hours),
             _hours(offer.device_hours),
             _price(offer),
         ]
@@ -99,13 +99,13 @@ def split_rows(splits: Sequence[Split]) -> tuple[Sequence[str], list[list[str]]]
     """Headings, and a row for each way to share the cards, the fastest first."""
     rows = [
         [
-            str(split.outlook.recipe.learner.ranks),
+            str(split.plan.recipe.learner.ranks),
             split.engines,
-            split.outlook.recipe.learner.sharding,
-            f"{split.outlook.memory.peak_bytes / 1e9:.1f}",
-            digits(split.outlook.timing.step.get("sample", 0.0)),
-            digits(split.outlook.timing.step_seconds),
-            "" if split.outlook.timing.hours is None else f"{split.outlook.timing.hours:,.1f}",
+            split.plan.recipe.learner.sharding,
+            f"{split.plan.memory.peak_bytes / 1e9:.1f}",
+            digits(split.plan.timing.step.get("sample", 0.0)),
+            digits(split.plan.timing.step_seconds),
+            "" if split.plan.timing.hours is None else f"{split.plan.timing.hours:,.1f}",
         ]
         for split in splits[:SHOWN]
     ]
@@ -122,8 +122,8 @@ def split_note(splits: Sequence[Split], hardware: Hardware) -> str:
 
 def _engines_on(offer: Offer) -> str:
     """On how many of the devices engines are, and whether a learner is there too."""
-    places = offer.outlook.places
-    if not offer.outlook.recipe.trains_on_rollouts or not places.engines:
+    places = offer.plan.places
+    if not offer.plan.recipe.trains_on_rollouts or not places.engines:
         return ""
     return str(places.own_cards) if places.own_cards else "the same"
 

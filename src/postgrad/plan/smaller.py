@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from postgrad.core.settings import ShardingStage
 from postgrad.plan.change import Advice, Change, advised
 from postgrad.plan.engines import VLLMShare, vllm_share
-from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.plan import Facts, RunPlan
 from postgrad.plan.splits import STAGES, Overrides, best_split, flags, planned, ranked
 from postgrad.recipe.recipe import Recipe
 
@@ -24,9 +24,9 @@ CHANGES_LEARNING = (
 DIVIDES = ("--learner.ranks", "--learner.sharding", "--learner.offload")
 
 
-def less_memory(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
+def less_memory(start: RunPlan, facts: Facts) -> tuple[Advice, ...]:
     """Changes in order, each on top of those before it, until the run fits; none where it does.
-    Where no change helps enough, the last outlook does not fit either.
+    Where no change helps enough, the last plan does not fit either.
     """
     steps: list[Change] = []
     now = start
@@ -42,7 +42,7 @@ def less_memory(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
     return tuple(advised(start, _needed(start, steps, facts), facts))
 
 
-def smaller(now: Outlook) -> Iterator[Change]:
+def smaller(now: RunPlan) -> Iterator[Change]:
     """Changes that take less memory, those first that cost least time and change least."""
     recipe = now.recipe
     if now.missing_devices:
@@ -73,7 +73,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
         yield from _sharded(now, last="zero3")
 
 
-def _fewer_ranks(now: Outlook) -> Iterator[Change]:
+def _fewer_ranks(now: RunPlan) -> Iterator[Change]:
     """As many ranks as the engines leave devices, or as there are, with the engines beside them."""
     recipe, count, stage = now.recipe, now.hardware.count, now.recipe.learner.sharding
     count -= sum(recipe.cluster.homes.values())
@@ -86,7 +86,7 @@ def _fewer_ranks(now: Outlook) -> Iterator[Change]:
         yield (*ranked(recipe, count, stage), *place), f"{text}, which engines share"
 
 
-def _larger_share(now: Outlook) -> Iterator[Change]:
+def _larger_share(now: RunPlan) -> Iterator[Change]:
     """The least share of a card with which vLLM starts, where the recipe's is too small."""
     rollout, device = now.recipe.rollout_settings, now.hardware.device
     longest = now.sizes.places
@@ -110,7 +110,7 @@ def _larger_share(now: Outlook) -> Iterator[Change]:
             return
 
 
-def _smaller_forward(now: Outlook) -> Iterator[Change]:
+def _smaller_forward(now: RunPlan) -> Iterator[Change]:
     """Half of the tokens, or the next divisor of the samples, of one forward pass."""
     recipe, samples = now.recipe, now.recipe.batch.micro_train_batch_size
     least, tokens = (
@@ -137,7 +137,7 @@ def _fewer_bits(recipe: Recipe) -> Iterator[Change]:
         yield flags("model.quantize", "4bit"), "the frozen matrices in four bits"
 
 
-def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
+def _fewer_places(now: RunPlan, least: int) -> Iterator[Change]:
     """Half of the engine's slots and cache, for at least `least` sequences."""
     engine = now.sizes.engine
     if engine is None or engine.slots < 2 * least:
@@ -148,7 +148,7 @@ def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
     yield change, "fewer sequences are sampled together"
 
 
-def _sharded(now: Outlook, last: ShardingStage) -> Iterator[Change]:
+def _sharded(now: RunPlan, last: ShardingStage) -> Iterator[Change]:
     """The next stage of sharding up to `last`, and more ranks where devices are idle."""
     learner, idle = now.recipe.learner, now.idle_devices
     stage = STAGES.index(learner.sharding)
@@ -171,19 +171,19 @@ def _shorter(recipe: Recipe) -> Overrides:
     return overrides
 
 
-def _better(tried: Outlook, now: Outlook) -> bool:
+def _better(tried: RunPlan, now: RunPlan) -> bool:
     """Whether a change leaves fewer devices missing, or fewer cards that refuse what is on them, or
     else takes less memory on a device.
     """
 
-    def misses(of: Outlook) -> tuple[int, int, int]:
+    def misses(of: RunPlan) -> tuple[int, int, int]:
         refused = sum(group.problem is not None for group in of.cards)
         return of.missing_devices, refused, of.memory.peak_bytes
 
     return misses(tried) < misses(now)
 
 
-def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
+def _on_more_devices(start: RunPlan, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
     """The fewest devices of this kind on which the run fits: with those steps that do not change
     what is learned, else with all steps. Where no number of devices is enough, the steps alone.
     """
@@ -198,12 +198,12 @@ def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> I
             best = best_split(now.recipe, count, facts, ("zero2", "zero3"))
             if best is not None:
                 yield from changes
-                yield Advice(best.overrides, "more devices", now, best.outlook)
+                yield Advice(best.overrides, "more devices", now, best.plan)
                 return
     yield from advised(start, steps, facts)
 
 
-def _needed(start: Outlook, steps: list[Change], facts: Facts) -> list[Change]:
+def _needed(start: RunPlan, steps: list[Change], facts: Facts) -> list[Change]:
     """The steps without those that a later one made superfluous; costly ones are left out first."""
     for step in reversed(steps[:-1]):
         rest = [other for other in steps if other is not step]

@@ -10,7 +10,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.settings import ShardingStage
 from postgrad.plan.engines import FULLEST, HALF
 from postgrad.plan.hardware import Hardware
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
@@ -158,34 +158,34 @@ class Split:
     """A way to give cards to learner and engines, and its plan."""
 
     overrides: Overrides
-    outlook: Outlook
+    plan: RunPlan
 
     @property
     def engines(self) -> str:
         """The engines and where they are, for people."""
-        places = self.outlook.places
+        places = self.plan.places
         where = "on the same" if places.shared_cards else f"on {places.own_cards}"
         return f"{places.name}, {where}" if places.engines else ""
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in the output of --json."""
-        timing = self.outlook.timing
+        timing = self.plan.timing
         return {
             "overrides": shlex.join(self.overrides),
             "flags": list(self.overrides),
-            "learner_devices": self.outlook.recipe.learner.ranks,
-            "engine_devices": self.outlook.places.own_cards,
-            "sharding": self.outlook.recipe.learner.sharding,
-            "peak_bytes": self.outlook.memory.peak_bytes,
+            "learner_devices": self.plan.recipe.learner.ranks,
+            "engine_devices": self.plan.places.own_cards,
+            "sharding": self.plan.recipe.learner.sharding,
+            "peak_bytes": self.plan.memory.peak_bytes,
             "step_seconds": timing.step_seconds,
             "hours": timing.hours,
         }
 
 
-def planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | None:
-    """The outlook of a changed recipe; None where that is no valid recipe."""
+def planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> RunPlan | None:
+    """The plan of a changed recipe; None where that is no valid recipe."""
     try:
-        return outlook(with_overrides(recipe, overrides), facts)
+        return make_plan(with_overrides(recipe, overrides), facts)
     except UsageError:  # batches that do not divide into so many ranks, for one
         return None
 
@@ -205,7 +205,7 @@ def fitting_splits(
                 continue
             key = after.recipe.learner.ranks, after.places.own_cards
             splits.setdefault(key, Split(overrides, after))
-    return sorted(splits.values(), key=lambda split: split.outlook.timing.step_seconds)
+    return sorted(splits.values(), key=lambda split: split.plan.timing.step_seconds)
 
 
 def best_split(

@@ -29,7 +29,7 @@ from postgrad.learner.protocols import TrainedRole
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import outlook
+from postgrad.plan.plan import make_plan
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
@@ -92,7 +92,7 @@ def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
     facts = estimates.facts_here(choices, row_lengths(settled))
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
     hardware = facts.hardware.model_copy(update={"device": device})
-    auto = outlook(settled, replace(facts, hardware=hardware)).auto
+    auto = make_plan(settled, replace(facts, hardware=hardware)).auto
     return AutoSizes(
         auto.get("batch.micro_train_tokens"), auto.get("rollout.slots"), least_tokens(recipe)
     )

@@ -20,9 +20,9 @@ from postgrad.plan.lengths import RowLengths, row_lengths
 from postgrad.plan.page import Page, TableRows
 from postgrad.plan.plan import (
     Facts,
-    Outlook,
+    RunPlan,
     estimated_columns,
-    outlook,
+    make_plan,
     phase_bytes,
     phase_seconds,
     phases_of,
@@ -42,10 +42,10 @@ class Estimates:
     kind: str = "memory"  # of these bytes: "reserved" on a GPU
 
     @classmethod
-    def of(cls, outlook: Outlook) -> "Estimates":
+    def of(cls, plan: RunPlan) -> "Estimates":
         """The estimates of a plan, by the phase names of metrics.jsonl."""
-        kind = "memory" if outlook.hardware.device.is_cpu else "reserved"
-        return cls(phase_seconds(outlook), phase_bytes(outlook), kind)
+        kind = "memory" if plan.hardware.device.is_cpu else "reserved"
+        return cls(phase_seconds(plan), phase_bytes(plan), kind)
 
     @property
     def columns(self) -> Mapping[str, float]:
@@ -65,9 +65,9 @@ class Estimates:
         for name in ("load", *phases_of(recipe), "save"):
             measured = [line.get(f"{name}_{self.kind}_bytes") or 0 for line in (*lines, peaks)]
             figures = {
-                "foreseen_seconds": self.seconds.get(name),
+                "estimated_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),
-                "foreseen_memory_bytes": self.bytes.get(name),
+                "estimated_memory_bytes": self.bytes.get(name),
                 "memory_bytes": max(measured) or None,
             }
             if figures["seconds"] is not None or figures["memory_bytes"] is not None:
@@ -99,7 +99,7 @@ def estimate(
     try:
         facts = facts_here(choices, row_lengths(filled))
         entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
-        planned = outlook(filled, facts)
+        planned = make_plan(filled, facts)
         entry |= Page(planned, less_memory(planned, facts)).to_json()
         estimates = Estimates.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
@@ -177,5 +177,5 @@ def rows(beside: Mapping[str, Mapping[str, float]]) -> TableRows:
             return ""
         return f"{of[key] / 1e9 if key.endswith('_bytes') else of[key]:.3g}"
 
-    keys = ("foreseen_seconds", "seconds", "foreseen_memory_bytes", "memory_bytes")
+    keys = ("estimated_seconds", "seconds", "estimated_memory_bytes", "memory_bytes")
     return [[name, *(cell(of, key) for key in keys)] for name, of in beside.items()]

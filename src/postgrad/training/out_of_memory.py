@@ -7,7 +7,7 @@ import torch
 
 from postgrad.core.errors import RunError
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import outlook
+from postgrad.plan.plan import make_plan
 from postgrad.plan.smaller import less_memory
 from postgrad.training import estimates
 from postgrad.training.peaks import DeviceFull
@@ -15,7 +15,7 @@ from postgrad.training.run import Run
 
 # What torch's allocator for a CPU says in a plain RuntimeError.
 REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
-LESS = 0.8  # of the peak that was foreseen has to do: it was too much
+LESS = 0.8  # of the peak that was estimated has to do: it was too much
 # What a run that has begun can change: neither its data nor what is in its checkpoints.
 CHANGEABLE = (
     "--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots", "--learner.offload",
@@ -78,12 +78,12 @@ def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
     try:
         recipe = estimates.as_chosen(run.recipe, run.choices)
         facts = estimates.facts_here(run.choices, row_lengths(recipe))
-        plan = outlook(recipe, facts)
+        plan = make_plan(recipe, facts)
         room = int(min(plan.memory.peak_bytes, plan.memory.capacity) * LESS)
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)
-        advised = less_memory(outlook(recipe, facts), facts)
+        advised = less_memory(make_plan(recipe, facts), facts)
     except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
         return flags
     for change in advised:

@@ -61,7 +61,10 @@ class StopSignals:
         self._held: float | None = None  # since when weights have been moving
         self._lasted: float | None = None  # how long that took the last time
         self._waits = False  # within `waiting`
-        self._outlooks = ("", "")  # of the last waiting: after Ctrl-C, and after another signal
+        self._wait_messages = (
+            "",
+            "",
+        )  # of the last: after Ctrl-C, after another signal
         self._pauses = False  # within `pause`
         self._gives_up = False  # a signal has ended the waiting
         self._before: dict[int, object] = {}
@@ -115,7 +118,7 @@ class StopSignals:
         second signal ends that; another first one asks for what the run does anyway. given_up,
         goes_on: what who sent Ctrl-C, or another signal, is told.
         """
-        self._waits, self._outlooks = True, (given_up, goes_on)
+        self._waits, self._wait_messages = True, (given_up, goes_on)
         try:
             yield
         finally:
@@ -159,17 +162,17 @@ class StopSignals:
                 continue
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             if not answered:
-                self._answer(f"{name}: {self._outlook(number)}")
+                self._answer(f"{name}: {self._plan_with_sizes(number)}")
                 answered = True
                 continue
             self._answer(f"{name} again: the run stops at once; the last checkpoint is kept")
             if not self._ended.wait(PATIENCE_SECONDS):  # an operation that does not return
                 os._exit(1)
 
-    def _outlook(self, number: int) -> str:
+    def _plan_with_sizes(self, number: int) -> str:
         """What happens after the first signal, for the person who sent it."""
         if self._waits or self._gives_up:
-            return self._outlooks[number != signal.SIGINT]
+            return self._wait_messages[number != signal.SIGINT]
         left = self._left()
         if self._held is None:
             return (

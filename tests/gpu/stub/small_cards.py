@@ -1,5 +1,5 @@
 """Recipes of RL on the stub, at the shapes of their models: those for small cards, and one rank of
-that for several devices. Prints as JSON what the plan foresees, and the peaks of torch's allocator
+that for several devices. Prints as JSON what the plan estimates, and the peaks of torch's allocator
 over two steps: `small_cards.py RECIPE FOLDER HARDWARE [DETERMINISTIC]`.
 
 Rows fill micro-batches, but are few, and answers are short: their decoding would be all that the
@@ -75,7 +75,7 @@ def told_of(name: str, folder: Path, hardware: str, *, deterministic: bool) -> d
     sparse_weights(model)
     child.write_rows(model, ROW, prompts, answered=False, to=rows)
     recipe = shortened(path, model, rows, prompts, deterministic=deterministic)
-    plan = child.foreseen(recipe, hardware)
+    plan = child.estimated(recipe, hardware)
     try:
         with patch.object(child, "on_device", read_weights):
             run = child.run(recipe, folder / "run")

@@ -15,7 +15,7 @@ from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.plan.plan import Outlook
+from postgrad.plan.plan import RunPlan
 from postgrad.tools.dry_run import ahead
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import FAILURE, RECIPE, Report
@@ -41,7 +41,7 @@ def prompts(*answers: str) -> Sets:
 
 def page(hours: float, steps: int = 10) -> Any:
     return SimpleNamespace(
-        outlook=SimpleNamespace(
+        plan=SimpleNamespace(
             timing=SimpleNamespace(hours=hours), geometry=SimpleNamespace(steps=steps)
         )
     )
@@ -59,7 +59,7 @@ def test_a_run_that_does_not_fit_is_told_with_the_first_advice(
     recipe = make_recipe("sft", model={"path": "Qwen/Qwen2.5-7B"})
     found = ahead.check_plan(report, recipe, "RTX-4090")
     assert found is not None
-    assert isinstance(found.outlook, Outlook)
+    assert isinstance(found.plan, RunPlan)
     told = message(report)
     assert "does not fit" in told
     assert found.advice[0].change in told

@@ -41,7 +41,7 @@ def check_plan(report: Report, recipe: Recipe, hardware: str | None = None) -> P
         show(page, report.console)
         report.plan = page.to_json()
         check.detail = page.verdict()
-        if not page.outlook.fits:
+        if not page.plan.fits:
             first = f"; first of the advice: {page.advice[0].change}" if page.advice else ""
             report.problem(check, f"{page.verdict()}{first} (postgrad plan says more)")
     return page
@@ -95,7 +95,7 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
 def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterator[str]:
     """A warning for each save or evaluation that is due only after the last step."""
     steps = geometry.steps or 0
-    hours = page.outlook.timing.hours if page is not None else None
+    hours = page.plan.timing.hours if page is not None else None
     saves = recipe.checkpoint
     by_steps = 0 < saves.save_steps < steps
     otherwise = saves.save_minutes or saves.save_epochs
@@ -196,7 +196,7 @@ def check_disk(
     """
     with report.check("disk") as check:
         saves, directory = recipe.checkpoint, RunDirectory(Path(recipe.run_dir))
-        steps = page.outlook.geometry.steps if page is not None else None
+        steps = page.plan.geometry.steps if page is not None else None
         count = min(saves.most_kept(steps or 0), _saves(recipe, page)) + 1
         wanted: dict[Path, int] = {}
         store = store_of(recipe, directory)
@@ -223,7 +223,7 @@ def check_disk(
 
 def _saves(recipe: Recipe, page: Page | None) -> int:
     """How many checkpoints the run makes in all; 2**30 where that is not known."""
-    steps = page.outlook.geometry.steps if page is not None else None
+    steps = page.plan.geometry.steps if page is not None else None
     saves = recipe.checkpoint
     by_more = saves.save_minutes or saves.save_epochs or saves.best_metric is not None
     if steps is None or by_more:

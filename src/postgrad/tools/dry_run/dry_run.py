@@ -180,7 +180,7 @@ def _reason_to_skip(recipe: Recipe, sets: data.Sets, page: Page | None) -> str |
     """
     if len(sets.evaluation) < len(recipe.eval.sets):
         return "an evaluation set cannot be read"
-    if page is not None and not page.outlook.fits and page.outlook.hardware.device.is_cpu:
+    if page is not None and not page.plan.fits and page.plan.hardware.device.is_cpu:
         return "the plan does not fit, and a CPU that runs out of memory can stop this machine"
     return None
 

@@ -16,7 +16,7 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan import hardware as machines
 from postgrad.plan.calibration import calibration_file, read
 from postgrad.plan.hardware import Hardware, this_machine
-from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.plan import Facts, RunPlan, make_plan
 from postgrad.plan.planner import start_of
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.pipeline import Pipeline
@@ -103,7 +103,7 @@ def _devices(trial: SweptRun, hardware: Hardware) -> int:
     return max(planned.used_devices for planned in _planned(trial, hardware))
 
 
-def _planned(trial: SweptRun, hardware: Hardware) -> Iterator[Outlook]:
+def _planned(trial: SweptRun, hardware: Hardware) -> Iterator[RunPlan]:
     """The plans of its recipes. Rows count as long as they may be: no data is read for this."""
     models: dict[str, ModelSettings] = {}
     stages = trial.source.stages if isinstance(trial.source, Pipeline) else ()
@@ -114,7 +114,7 @@ def _planned(trial: SweptRun, hardware: Hardware) -> Iterator[Outlook]:
         def shape(model: ModelSettings) -> ModelShape:
             return shape_of_model(start_of(model, models))
 
-        yield outlook(recipe, Facts(shape, cores, calibration=read(calibration_file())))
+        yield make_plan(recipe, Facts(shape, cores, calibration=read(calibration_file())))
         models[name] = start_of(recipe.model, models)
 
 

@@ -40,7 +40,7 @@ const ABOUT = {
   "sentinel/publish_difference": "engine against learner after a publish, nats",
   "sentinel/policy_moved": "how far a step moved the policy, nats",
 };
-const ELSEWHERE = /^(step|update|episodes)$|^(?!reward\/).*(_seconds|_(memory|reserved)_bytes)$|^foreseen\//;
+const ELSEWHERE = /^(step|update|episodes)$|^(?!reward\/).*(_seconds|_(memory|reserved)_bytes)$|^estimated\//;
 const WEIGHT = 0.6; // of the moving average, unless a person chooses another
 const HEAVIEST = 0.98;
 const HINTS = [["+", "−", "0"], " zoom, ", ["←", "→"], " move, ", ["Enter"], " samples."].flatMap((part) =>
@@ -158,9 +158,9 @@ export class Curves {
     return {
       series: runs.flatMap((run) => {
         const own = { ...seriesOf(run, name, axis), colour: run.number, name: run.name };
-        const foreseen = seriesOf(run, `foreseen/${name}`, axis);
-        const told = foreseen.ys.some((value) => !Number.isNaN(value));
-        return told ? [own, { ...foreseen, colour: run.number, name: "estimated", dashed: true }] : [own];
+        const estimated = seriesOf(run, `estimated/${name}`, axis);
+        const told = estimated.ys.some((value) => !Number.isNaN(value));
+        return told ? [own, { ...estimated, colour: run.number, name: "estimated", dashed: true }] : [own];
       }).filter((one) => one.xs.length),
       marks: axis === "step" ? runs.flatMap((run) => run.resumes()) : [],
       weight: this.weight,

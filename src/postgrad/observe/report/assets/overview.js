@@ -119,7 +119,7 @@ function speeds(run) {
 
 /** With what the process held before, where the run says so. */
 function planned(run) {
-  const whole = last(run.column("foreseen/peak_memory_bytes"));
+  const whole = last(run.column("estimated/peak_memory_bytes"));
   const peak = Number.isFinite(whole) ? whole : run.about.plan?.memory?.peak_bytes;
   return typeof peak === "number" ? `estimated ${bytes(peak)}` : "";
 }

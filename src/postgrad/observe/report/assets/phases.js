@@ -6,8 +6,8 @@ import { Chart } from "./chart.js";
 import { median } from "./series.js";
 
 const PHASE = /^([a-z]+)_seconds$/;
-const PART = /^(?!foreseen\/|reward\/)[a-z]+\/[a-z_]+_seconds$/;
-const MEMORY = /^(?!foreseen\/|reward\/).*(memory|reserved)_bytes$/;
+const PART = /^(?!estimated\/|reward\/)[a-z]+\/[a-z_]+_seconds$/;
+const MEMORY = /^(?!estimated\/|reward\/).*(memory|reserved)_bytes$/;
 const HEIGHT = 120;
 const BARS = 140;
 
@@ -51,10 +51,10 @@ export class Phases {
       cursor: this.cursor,
       read: () => ({
         series: store.runs.flatMap((run) => {
-          const foreseen = `foreseen/${name}`;
-          return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "estimated" })] : [series(run, name)];
+          const estimated = `estimated/${name}`;
+          return run.names().includes(estimated) ? [series(run, name), series(run, estimated, { dashed: true, name: "estimated" })] : [series(run, name)];
         }),
-        references: whole ? store.runs.filter((run) => !run.names().includes(`foreseen/${name}`)).flatMap(peakOf) : [],
+        references: whole ? store.runs.filter((run) => !run.names().includes(`estimated/${name}`)).flatMap(peakOf) : [],
         marks: store.runs.flatMap((run) => run.resumes()),
         fromZero: true,
         xName: "step",
@@ -87,8 +87,8 @@ function timeline(run, many) {
   if (!phases.size) return h("p", { className: "quiet" }, `${run.name}: no step has ended yet.`);
   const names = [...phases.keys()];
   const bars = bucketed(run, phases);
-  const foreseen = names.reduce((sum, name) => sum + (foreseenOf(run, name) || 0), 0);
-  const most = Math.max(foreseen, ...bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0)));
+  const estimated = names.reduce((sum, name) => sum + (estimatedOf(run, name) || 0), 0);
+  const most = Math.max(estimated, ...bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0)));
   const root = svg("svg", { class: "bars", viewBox: `0 0 ${bars.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Seconds of each step of ${run.name} by phase; the table below has the sums` });
   bars.forEach((bar, x) => {
     let top = HEIGHT;
@@ -100,23 +100,23 @@ function timeline(run, many) {
     });
     root.append(column);
   });
-  if (foreseen) {
-    const y = HEIGHT * (1 - foreseen / most);
+  if (estimated) {
+    const y = HEIGHT * (1 - estimated / most);
     root.append(svg("path", { class: "reference", "vector-effect": "non-scaling-stroke", d: `M0 ${y}H${bars.length}` }));
   }
   return h(
     "div",
     { className: "timeline" },
     many ? h("h4", { className: `run-name c${run.number}` }, run.name) : null,
-    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}${foreseen ? `; the dashed line is the estimate: ${seconds(foreseen)}` : ""}`),
+    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}${estimated ? `; the dashed line is the estimate: ${seconds(estimated)}` : ""}`),
     root,
     phaseTable(run, phases),
   );
 }
 
 /** Seconds of a phase that the run's plan estimates, NaN where it had none. */
-function foreseenOf(run, name) {
-  return median(run.column(`foreseen/${name}_seconds`));
+function estimatedOf(run, name) {
+  return median(run.column(`estimated/${name}_seconds`));
 }
 
 function bucketed(run, phases) {
@@ -133,20 +133,20 @@ function bucketed(run, phases) {
 function phaseTable(run, phases) {
   const sums = [...phases.values()].map((list) => list.reduce((a, b) => a + b, 0));
   const whole = sums.reduce((a, b) => a + b, 0);
-  const plan = run.names().some((name) => name.startsWith("foreseen/"));
-  const foreseen = (name) => (plan ? [seconds(foreseenOf(run, name))] : []);
+  const plan = run.names().some((name) => name.startsWith("estimated/"));
+  const estimated = (name) => (plan ? [seconds(estimatedOf(run, name))] : []);
   const columns = [{ name: "phase" }, ...["in all", "share", "a step, median", ...(plan ? ["estimated"] : [])].map((name) => ({ name, number: true }))];
   const rows = [...phases].map(([name, list], i) => [
     h("span", { className: `key p${i % 6}` }, name),
     seconds(sums[i]),
     percent(sums[i] / (whole || 1)),
     seconds(median(list)),
-    ...foreseen(name),
+    ...estimated(name),
   ]);
   const parts = run.names().filter((name) => PART.test(name)).map((name) => {
     const list = run.column(name).filter((value) => !Number.isNaN(value));
     const sum = list.reduce((a, b) => a + b, 0);
-    return [h("span", { className: "part" }, name.replace("_seconds", "")), seconds(sum), percent(sum / (whole || 1)), seconds(median(list)), ...foreseen(name.replace("_seconds", ""))];
+    return [h("span", { className: "part" }, name.replace("_seconds", "")), seconds(sum), percent(sum / (whole || 1)), seconds(median(list)), ...estimated(name.replace("_seconds", ""))];
   });
   return table(`Phases of ${run.name}`, columns, [...rows, ...parts], { hidden: true });
 }
