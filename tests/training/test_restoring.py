@@ -68,6 +68,20 @@ def damage(name: str) -> None:
     fsspec.filesystem("failing").pipe_file(f"/bucket/run/{name}", bytes(content))
 
 
+def test_overwrite_empties_no_mirror_of_a_run_whose_download_was_killed(
+    lost: Lost, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = lost()
+    with monkeypatch.context() as patch, pytest.raises(StoreKilled):
+        patch.setattr(Mirror, "download", lambda *_: (_ for _ in ()).throw(StoreKilled))
+        train(recipe, console)
+    before = objects()
+    with pytest.raises(UsageError, match="--overwrite true empties no mirror of another run"):
+        train(recipe, console, overwrite=True)
+    assert objects() == before
+    assert train(recipe, console)["steps"] == 3
+
+
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [

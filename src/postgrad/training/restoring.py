@@ -104,7 +104,9 @@ def restore(
         return
     record = record_of(directory) if directory.path.is_dir() else None
     if overwrite:
-        if record is None or record.run != owner.run:
+        # A start that was killed while it downloaded left the mirror's id, and no checkpoint.
+        is_here = record is not None and record.run == owner.run
+        if not is_here or (mirror.steps() and not store.steps()):
             raise UsageError(
                 f"{mirror.url} holds a run that {directory.path} does not hold, and --overwrite "
                 "true empties no mirror of another run: leave it out to continue that run, name "
