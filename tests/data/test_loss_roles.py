@@ -243,6 +243,16 @@ def test_a_system_message_inside_the_turn_of_the_user_is_its_content(
     assert learned(load, tokenizer, chat, ("system", "user")) == [["add", "1 + 1?[/INST]"]]
 
 
+def test_the_first_token_of_a_text_bears_no_loss_because_nothing_predicts_it(
+    load: Load, make_tokenizer: Callable[..., Any]
+) -> None:
+    tokenizer = make_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    chats = [[CHAT[0]], [{**CHAT[0], "weight": 0.5}, CHAT[1]], [{"role": "user", "content": "a"}]]
+    found = load(tokenizer, chats, loss_turns=("user",))
+    assert runs(found, tokenizer) == [[(" + 1?", 1.0)], [(" + 1?", 0.5)]]
+    assert found.account.fates == {"kept": 2, "no_loss": 1}
+
+
 @pytest.mark.parametrize(
     ("template", "chat", "why"),
     [

@@ -14,11 +14,15 @@ from helpers.runs import assert_same_run, lines, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint import files
 from postgrad.checkpoint.mirror import Mirror
+from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.errors import DiskFull, RunError, UsageError
 from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
+from postgrad.training import loop
 from postgrad.training.rl import RLJob
+from postgrad.training.saving import store_of
 from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
 
@@ -68,6 +72,25 @@ def damage(name: str) -> None:
     fsspec.filesystem("failing").pipe_file(f"/bucket/run/{name}", bytes(content))
 
 
+def test_overwrite_empties_no_mirror_of_a_run_whose_download_was_killed(
+    lost: Lost, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = lost()
+
+    def killed(*_: object) -> int:
+        raise StoreKilled
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "download", killed)
+        with pytest.raises(StoreKilled):
+            train(recipe, console)
+    before = objects()
+    with pytest.raises(UsageError, match="--overwrite true empties no mirror of another run"):
+        train(recipe, console, overwrite=True)
+    assert objects() == before
+    assert train(recipe, console)["steps"] == 3
+
+
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [
@@ -91,6 +114,45 @@ def test_on_another_machine_a_run_ends_with_the_same_bits(
     here, there = ({*Path(run.run_dir).iterdir()} for run in (recipe, never))
     assert {path.name for path in here} == {path.name for path in there} | {"mirror.json"}
     assert Mirror(URL).steps() == [2, 3]
+
+
+@pytest.fixture
+def best_first(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> Recipe:
+    """A run whose first step was the best, and whose machine is gone."""
+
+    def better(run: Any, state: RunState, metrics: Any) -> tuple[Best | None, bool]:
+        if not state.step:
+            return None, False
+        return Best("eval/accuracy", 1.0, 1, state.step - 1, "max"), state.step == 1
+
+    monkeypatch.setattr(loop, "_better", better)
+    best = {"best_metric": "eval/accuracy", "best_mode": "max", "max_ckpt_num": 1}
+    recipe = make_recipe("sft", eval={"every": 1}, checkpoint={**SAVES, "mirror": URL, **best})
+    train(recipe, console)
+    assert Mirror(URL).steps() == [1, 3]
+    shutil.rmtree(recipe.run_dir)
+    return recipe
+
+
+def test_the_best_checkpoint_comes_with_the_newest(best_first: Recipe, console: Console) -> None:
+    train(best_first, console)
+    store = store_of(best_first, RunDirectory(Path(best_first.run_dir)))
+    assert (store.load().step, store.load("best").step) == (3, 1)
+    train(with_overrides(best_first, ["--steps", "4"]), console)
+    assert (store.steps(), Mirror(URL).steps()) == ([1, 4], [1, 4])
+
+
+def test_a_best_checkpoint_that_is_damaged_is_told_and_the_run_goes_on(
+    best_first: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage("checkpoints/step-000001/policy.weights.safetensors")
+    train(best_first, Console("plain"))
+    assert "the best checkpoint, of step 1, is damaged" in " ".join(capsys.readouterr().out.split())
+    assert not list((Path(best_first.run_dir) / "checkpoints").glob(".*"))
+    store = store_of(best_first, RunDirectory(Path(best_first.run_dir)))
+    assert store.steps() == [3]
 
 
 def test_a_run_that_has_ended_is_there_again_on_another_machine(

@@ -105,6 +105,7 @@ def _marked(
         first = int(np.argmax(text_mask)) if bounds[n] < bounds[n + 1] else len(text_ids)
         begins = cut.begins(conversation.prompt, text_ids, offsets[part], first)
         problem = _problem(conversation, text, begins)
+        text_mask[:1] = False  # nothing predicts the first token
         weights = _weights(conversation, text_mask, offsets[part])
         yield MarkedTokens(text_ids, text_mask, weights) if problem is None else Unmarkable(problem)
 

@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,9 @@ def restore(
         return
     record = record_of(directory) if directory.path.is_dir() else None
     if overwrite:
-        if record is None or record.run != owner.run:
+        # A start that was killed while it downloaded left the mirror's id, and no checkpoint.
+        is_here = record is not None and record.run == owner.run
+        if not is_here or (mirror.steps() and not store.steps()):
             raise UsageError(
                 f"{mirror.url} holds a run that {directory.path} does not hold, and --overwrite "
                 "true empties no mirror of another run: leave it out to continue that run, name "
@@ -193,7 +195,8 @@ class _Restorer:
 
     def _take(self, step: int, table: FileTable) -> None:
         """Downloads a checkpoint and its files, checks them, and puts them into the run directory,
-        the checkpoint last: who is killed meanwhile takes all of it again.
+        the checkpoint last: who is killed meanwhile takes all of it again. The best one comes too,
+        which exports and forks read.
         """
         wrong = [name for name in table.files if name not in FILES and not BESIDE.fullmatch(name)]
         if wrong:
@@ -203,9 +206,11 @@ class _Restorer:
             RunDirectory.create(path, self.recipe.dump(), overwrite=False)
             MirrorRecord(self.mirror.url, self.owner.run, "", ()).write(directory)
         written, beside_it = files.temporary(self.store.root, step), beside(path / MIRROR)
+        written_best: Path | None = None
         try:
             with claimed(path):
-                self._require_room(step, table)
+                sizes = {self.store.root: self.mirror.size(step), path: table.size}
+                self._require_room(sizes)
                 self.store.root.mkdir(parents=True, exist_ok=True)
                 files.clean_up(self.store.root)
                 self.mirror.download(step, written)
@@ -213,18 +218,47 @@ class _Restorer:
                 _require_logs(table, state)
                 for name in table.files:
                     self.mirror.download_file(table, name, beside_it / name, path / name)
+                best = self._missing_best(state)
+                if best is not None:
+                    written_best = self._download_best(best)
                 for name in table.files:
                     (path / name).parent.mkdir(parents=True, exist_ok=True)
                     (beside_it / name).replace(path / name)
+                if best is not None and written_best is not None:
+                    files.commit(written_best, best)
                 files.commit(written, step)
         finally:
-            for left in filter(Path.exists, (written, beside_it)):
+            lefts = (written, beside_it, written_best)
+            for left in (each for each in lefts if each is not None and each.exists()):
                 remove(left)
 
-    def _require_room(self, step: int, table: FileTable) -> None:
-        """Raises DiskFull before anything is downloaded that has no room."""
+    def _missing_best(self, newest: RunState) -> int | None:
+        """The step of the best checkpoint where the mirror has it, and the disk has not."""
+        best = newest.best.step if newest.best else newest.step
+        there = best != newest.step and best in self.mirror.steps()
+        return best if there and best not in self.store.steps() else None
+
+    def _download_best(self, step: int) -> Path | None:
+        """The folder with the best checkpoint; None where it is damaged, which is told: the run can
+        go on without it.
+        """
+        self._require_room({self.store.root: self.mirror.size(step)})
+        written = files.temporary(self.store.root, step)
+        try:
+            self.mirror.download(step, written)
+            read_checkpoint(written, step)
+        except BaseException as error:
+            if written.exists():
+                remove(written)
+            if not isinstance(error, Damaged):
+                raise
+            self.console.warn(f"the best checkpoint, of step {step}, is damaged: {error}")
+            return None
+        return written
+
+    def _require_room(self, sizes: Mapping[Path, int]) -> None:
+        """Raises DiskFull before anything is downloaded that has no room. sizes: by folder."""
         wanted: dict[Path, int] = {}
-        sizes = {self.store.root: self.mirror.size(step), self.directory.path: table.size}
         for folder, size in sizes.items():
             place = existing(folder)
             wanted[place] = wanted.get(place, SPARE_BYTES) + size
