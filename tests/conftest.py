@@ -57,10 +57,18 @@ def _problems_are_made_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the tokens that a user keeps."""
+def _own_cache(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[None]:
+    """No test reads or writes the tokens that a user keeps. Problems of reasoning-gym are kept in
+    pytest's own cache, for all workers and later sessions: their files are named by all that they
+    depend on, and read only with the bits that were written.
+    """
+    folder = tmp_path_factory.mktemp("cache")
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:  # else -p no:cacheprovider
+        (folder / "problems").symlink_to(cache.mkdir("problems"), target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POSTGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("POSTGRAD_CACHE", str(folder))
         yield
 
 

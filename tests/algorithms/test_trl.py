@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.packages import TRL
 from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
-pytestmark = pytest.mark.slow
-trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
+pytestmark = [pytest.mark.slow, TRL]
 
 LENGTHS = [3, 7, 1, 5]
 MAX_NEW = 9

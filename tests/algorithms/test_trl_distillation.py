@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.packages import TRL
 from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.distillation import Distillation
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
-pytestmark = pytest.mark.slow
-trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
+pytestmark = [pytest.mark.slow, TRL]
 
 LENGTHS, VOCABULARY, STEPS = [3, 7, 1, 5], 40, 20
 

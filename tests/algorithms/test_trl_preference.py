@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from helpers.layouts import total, whole
+from helpers.packages import TRL
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
-pytestmark = pytest.mark.slow
-trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
+pytestmark = [pytest.mark.slow, TRL]
 
 PROMPT = 2
 LENGTHS = [3, 7, 1, 5, 4, 2]  # of answers: chosen, rejected, chosen, ...
@@ -181,9 +181,11 @@ def loss_of(trainer: Any, leaf: Tensor, ref: np.ndarray) -> Tensor:
 def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
     name: str, knobs: dict[str, Any], theirs: dict[str, Any], seed: int
 ) -> None:
+    from trl import DPOTrainer
+
     logprobs, ref = tensors(seed)
     leaf = torch.tensor(logprobs, requires_grad=True)
-    trainer = bare(trl.DPOTrainer, **DPO_TRAINER | theirs)
+    trainer = bare(DPOTrainer, **DPO_TRAINER | theirs)
     loss = loss_of(trainer, leaf, ref)
     found = ours(name, knobs, logprobs, ref)
     agree(found, loss, leaf)
@@ -208,11 +210,13 @@ def test_twenty_steps_of_dpo_trainer_have_the_same_losses(
     side follows its own gradient, so that a difference would grow. (Adam would divide by gradients
     that cancel up to rounding, and amplify that.)
     """
+    from trl import DPOTrainer
+
     rng = np.random.default_rng(7)
     start = torch.tensor(rng.normal(0, 1, (8, 8)))
     tables = [start.clone().requires_grad_() for _ in range(2)]
     optimizers = [torch.optim.SGD([table], lr=0.3, momentum=0.9) for table in tables]
-    trainer = bare(trl.DPOTrainer, **DPO_TRAINER | theirs)
+    trainer = bare(DPOTrainer, **DPO_TRAINER | theirs)
     losses: list[tuple[float, float]] = []
     for _ in range(20):
         before, after = torch.tensor(rng.integers(0, 8, (2, sum(LENGTHS))))
@@ -236,13 +240,15 @@ def test_the_sft_term_of_dpo_trainer_is_the_same_where_answers_are_of_one_length
     """TRL takes the mean over all chosen tokens of the micro-batch, here an answer counts once."""
     from unittest import mock
 
+    from trl import DPOTrainer
+
     with mock.patch(f"{__name__}.LENGTHS", [4, 7, 4, 5, 4, 2]):
         logprobs, ref = tensors(seed)
         leaf = torch.tensor(logprobs, requires_grad=True)
         rows = CHOSEN + REJECTED
         sums = padded(torch.tensor(ref), rows).sum(1)
         trainer = bare(
-            trl.DPOTrainer, ld_alpha=None, precompute_ref_logps=True, use_weighting=False,
+            DPOTrainer, ld_alpha=None, precompute_ref_logps=True, use_weighting=False,
             f_divergence_type="reverse_kl", beta=0.1,
             loss_types=["sigmoid", "sft"], loss_weights=[1.0, 0.3],
         )  # fmt: skip
@@ -318,6 +324,8 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(
     seed: int, kind: str, shift: float
 ) -> None:
     """shift moves the reference point of "kto" to either side of 0; "apo_zero" has none."""
+    from trl import KTOTrainer
+
     logprobs, ref = tensors(seed)
     rng = np.random.default_rng(seed)
     labels, mismatched = rng.permutation(6) < 3, rng.normal(shift, 0.1, len(LENGTHS))
@@ -325,7 +333,7 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(
     rows = list(range(len(LENGTHS)))
     mask = masks(rows)
     trainer = bare(
-        trl.KTOTrainer, beta=0.3, desirable_weight=1.5, undesirable_weight=0.5,
+        KTOTrainer, beta=0.3, desirable_weight=1.5, undesirable_weight=0.5,
         loss_type="kto" if kind == "kto" else "apo_zero_unpaired", calculate_KL=kind == "kto",
         precompute_ref_logps=True,
     )  # fmt: skip
@@ -359,10 +367,12 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(
 def test_reward_trainer_gives_the_same_loss_gradient_and_metrics(
     seed: int, centre: float | None, margin: bool
 ) -> None:
+    from trl import RewardTrainer
+
     rng = np.random.default_rng(seed)
     scores, margins = rng.normal(0, 2, 6), rng.exponential(1.0, 3)
     leaf = torch.tensor(scores, requires_grad=True)
-    trainer = bare(trl.RewardTrainer, args=SimpleNamespace(center_rewards_coefficient=centre))
+    trainer = bare(RewardTrainer, args=SimpleNamespace(center_rewards_coefficient=centre))
     rows = CHOSEN + REJECTED
     inputs = {"attention_mask": torch.ones(6, 2)} | (
         {"margin": torch.tensor(margins)} if margin else {}

@@ -92,6 +92,7 @@ def test_copies_write_no_checkpoints_curves_or_models_of_the_run(
     assert last["--checkpoint.push_to_hub"] == ""
 
 
+@pytest.mark.slow
 def test_an_interrupted_check_ends_its_copy_and_removes_its_folder(tmp_path: Path) -> None:
     recipe, copies = write_recipe("sft", tmp_path), tmp_path / "copies"
     copies.mkdir()

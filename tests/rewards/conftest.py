@@ -56,9 +56,9 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_scorer(own_modules: None) -> Iterator[Callable[..., Scorer]]:
-    """make_scorer(*rewards, workers=1, waiting_workers=2, ...); closed when the test ends."""
+    """make_scorer(*rewards, workers=1, waiting_workers=1, ...); closed when the test ends."""
     made: list[Scorer] = []
-    few = {"workers": 1, "waiting_workers": 2}
+    few = {"workers": 1, "waiting_workers": 1}
 
     def make(*rewards: RewardSettings, **scoring: Any) -> Scorer:
         made.append(Scorer(rewards, ScoringSettings(**(few | scoring))))

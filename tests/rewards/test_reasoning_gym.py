@@ -5,10 +5,10 @@ import pytest
 from postgrad.rewards.reasoning_gym import ReasoningGym
 from postgrad.rewards.verifier import PromptView, RolloutView
 
-reasoning_gym = pytest.importorskip("reasoning_gym")
-
 
 def problem(task, index=1, **parameters):
+    import reasoning_gym  # half a second: not at collection
+
     parameters = {"seed": 5, "size": 3, **parameters}
     entry = json.loads(
         json.dumps(reasoning_gym.create_dataset(task, **parameters)[index], default=str)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from helpers.packages import TRL
 from helpers.runs import lines
 from postgrad.data.conversations import load_conversations
 from postgrad.data.settings import DataSettings
@@ -28,8 +29,7 @@ from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.sums import steps
 from postgrad.training.start import train
 
-pytestmark = pytest.mark.slow
-trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
+pytestmark = [pytest.mark.slow, TRL]
 
 STEPS, BATCH, RATE = 20, 4, 3e-3
 SIZES = {
@@ -189,6 +189,7 @@ def test_sft_on_everything_has_the_first_losses_of_trl_s_trainer_as_it_comes(
     asked: bool, tmp_path: Path, models: list[str]
 ) -> None:
     """asked: whether the answers follow a system message and a question."""
+    import trl
     from datasets import Dataset
 
     if getattr(trl.trainer.utils, "_ChunkedLogProbFunction", trl) is None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from helpers import logged
+from helpers.packages import needs
 from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.loggers.mlflow import MLflow, keys_of, metric_name
 
-pytest.importorskip("mlflow")
-pytest.importorskip("alembic")
+pytestmark = needs("mlflow", "alembic")
 
 
 @pytest.fixture(scope="module")

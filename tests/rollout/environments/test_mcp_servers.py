@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from helpers.chat import HERMES, chat_tokenizer
+from helpers.packages import needs
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.engine import Completion
@@ -21,7 +22,7 @@ from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.mcp_servers import MCPServer, ServerSessions, tools_of
 from postgrad.rollout.settings import EnvironmentSettings
 
-pytest.importorskip("mcp")
+pytestmark = needs("mcp")
 SERVER = Path(__file__).parent / "mcp_server.py"
 COMMAND = [sys.executable, str(SERVER)]
 PROMPT = Prompt(5, np.array([4], np.int32), "?", None, "rows", 0)
