@@ -21,8 +21,9 @@ GRAPHS = find_spec("postgrad.rollout.local.step") is not None
 def told(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the session wrote, "status" and "output"."""
     folder = tmp_path_factory.mktemp("command")
-    # A part's limit is its share of the minutes: compilers on a loaded machine may not reach it.
     path = nvidia_smi(folder, "NVIDIA H100 80GB HBM3", 81559)
+    # The limit of a part is its share of the minutes; compilers take a third of an hour on a
+    # loaded machine.
     done = stub.run(
         "-m", "benchmarks.gpu", "--small", "--minutes", "600", "--to", str(folder / "to"),
         PATH=path, TMPDIR=str(folder),

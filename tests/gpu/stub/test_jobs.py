@@ -17,9 +17,10 @@ BY_SAMPLE = '\n[[rewards]]\ntype = "helpers.by_sample:by_sample"\n[scoring]'
 WIDE = {"hidden_size = 16": "hidden_size = 64", "intermediate_size = 32": "intermediate_size = 128"}
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
 # Matrices of 4096 numbers, the least whose moments are in eight bits.
-LORA_PLUS = ["--learner.loraplus_lr_ratio", "16", "--model.lora.rank", "64"]
+EIGHT_BITS = ["--model.lora.rank", "64", "--learner.optimizer_state", "8bit"]
 WEIGHTED, MIRRORED = "weights of messages, and the loss on roles", "mirrored"
 MESSAGES = '\n[data]\npath = "{rows}"\nmax_len = 96\nloss_turns = ["user", "assistant"]\n'
+# The folder is that of all cases.
 MIRROR = ["--checkpoint.mirror", "file://{folder}/mirror", "--learner.offload", "sampling"]
 VARIANTS = {  # job and what is set beside it
     "heads of 8 numbers": ("sft", ["--model.init.hidden_size", "16"]),
@@ -30,7 +31,7 @@ VARIANTS = {  # job and what is set beside it
     "muon": ("sft", ["--learner.optimizer", "muon"]),
     "filters": ("grpo with kl", FILTERS),
     "small micro-batches": ("ppo", ["--batch.micro_train_tokens", "96"]),
-    "LoRA+ of 8 bits": ("grpo with lora", [*LORA_PLUS, "--learner.optimizer_state", "8bit"]),
+    "LoRA+ of 8 bits": ("grpo with lora", [*EIGHT_BITS, "--learner.loraplus_lr_ratio", "16"]),
     WEIGHTED: ("sft", list[str]()),
     MIRRORED: ("grpo with kl", MIRROR),
 }
