@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from postgrad.algorithms.grpo import GRPO
 from postgrad.checkpoint.parts import Reader
 from postgrad.core.errors import RunError
+from postgrad.learner import eight_bits
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
@@ -15,6 +16,7 @@ from postgrad.models import stored
 
 ALL = np.arange(9)
 OPTIMIZERS = ("adamw", "muon")
+MOMENTS = [{"optimizer": "adamw"}, {"optimizer": "muon"}, {"optimizer_state": "8bit"}]
 
 
 def test_a_step_is_adamw_as_published():
@@ -47,12 +49,18 @@ def copied(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_moments_that_are_made_before_the_first_step_change_no_bit(make_learner, experience, kind):
+@pytest.mark.parametrize("settings", MOMENTS, ids=str)
+def test_moments_that_are_made_before_the_first_step_are_all_and_change_no_bit(
+    make_learner, experience, monkeypatch, settings
+):
     """As on a GPU, where the first step would make them among what it frees."""
-    lazy, early = (make_learner(optimizer=kind) for _ in range(2))
+    monkeypatch.setattr(eight_bits, "SMALLEST", 1024)
+    lazy, early = (make_learner(**settings) for _ in range(2))
     assert not lazy.optimizer.has_moments
     early.optimizer._make_moments()
+    moments = sum(tensor.nbytes for tensor in early.optimizer.held() if tensor.ndim)
+    masters = sum(weight.nbytes for weight in early.weights().values())
+    assert moments == early.optimizer.state_bytes() - masters - torch.int64.itemsize
     for learner in (lazy, early):
         learner.update(Update(experience, ALL), GRPO()).result()
     states = [learner.optimizer.state() for learner in (lazy, early)]

@@ -47,7 +47,7 @@ def state_type(name: str) -> torch.dtype:
 
 class EightBitAdamW:
     """AdamW on matrices [rows, columns], by name. state: of each, by the names of STATE; empty
-    before the first step.
+    before the first step, or `make_state`.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], settings: LearnerSettings) -> None:
@@ -55,12 +55,17 @@ class EightBitAdamW:
         self.state: dict[str, dict[str, Tensor]] = {}
         self._settings = settings
 
-    @torch.no_grad()
-    def step(self, rate: float, number: int) -> None:
-        """Update `number`, from 1; every weight has a gradient. Some rows at a time."""
+    def make_state(self) -> None:
+        """Makes the zeros of weights that have no state yet."""
         for name, weight in self.weights.items():
             if name not in self.state:
                 self.state[name] = _zeros(weight)
+
+    @torch.no_grad()
+    def step(self, rate: float, number: int) -> None:
+        """Update `number`, from 1; every weight has a gradient. Some rows at a time."""
+        self.make_state()
+        for name, weight in self.weights.items():
             state = self.state[name]
             rows = max(1, CHUNK // weight.shape[1])
             for start in range(0, len(weight), rows):

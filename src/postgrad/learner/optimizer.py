@@ -144,6 +144,7 @@ class MasterOptimizer:
         """Makes the zeros that the first step would make. On a GPU it would make them among
         gradients and activations, and they would keep the pages that those leave.
         """
+        self._eight_bits.make_state()
         for name, master in self.master.items():
             if self._moments[name] == MUON:
                 self._muon.momentum[name] = torch.zeros_like(master)

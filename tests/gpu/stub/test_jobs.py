@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import PIPELINES, ROOT, SINGLE, Stub, brief, without_kernels
-from helpers.jobs import JOBS, write_recipe
+from helpers.jobs import JOBS, WORDS, write_recipe
 from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
@@ -16,6 +16,12 @@ COMMAND = str(Path(__file__).parent / "command.py")
 BY_SAMPLE = '\n[[rewards]]\ntype = "helpers.by_sample:by_sample"\n[scoring]'
 WIDE = {"hidden_size = 16": "hidden_size = 64", "intermediate_size = 32": "intermediate_size = 128"}
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
+# Matrices of 4096 numbers, the least whose moments are in eight bits.
+EIGHT_BITS = ["--model.lora.rank", "64", "--learner.optimizer_state", "8bit"]
+WEIGHTED, MIRRORED = "weights of messages, and the loss on roles", "mirrored"
+MESSAGES = '\n[data]\npath = "{rows}"\nmax_len = 96\nloss_turns = ["user", "assistant"]\n'
+# The folder is that of all cases.
+MIRROR = ["--checkpoint.mirror", "file://{folder}/mirror", "--learner.offload", "sampling"]
 VARIANTS = {  # job and what is set beside it
     "heads of 8 numbers": ("sft", ["--model.init.hidden_size", "16"]),
     "attention in blocks": ("grpo with kl", ["--model.attention", "sdpa"]),
@@ -25,6 +31,9 @@ VARIANTS = {  # job and what is set beside it
     "muon": ("sft", ["--learner.optimizer", "muon"]),
     "filters": ("grpo with kl", FILTERS),
     "small micro-batches": ("ppo", ["--batch.micro_train_tokens", "96"]),
+    "LoRA+ of 8 bits": ("grpo with lora", [*EIGHT_BITS, "--learner.loraplus_lr_ratio", "16"]),
+    WEIGHTED: ("sft", list[str]()),
+    MIRRORED: ("grpo with kl", MIRROR),
 }
 # The job's first reward is the same for all samples, as its samples are on the stub: nothing would
 # be left to learn from.
@@ -39,14 +48,33 @@ SHARED = {"8.0": 166912, "8.9": 101376, "9.0": 232448}
 def command(folder: Path, case: str, *more: str) -> list[str]:
     """A whole run of one step, from the model's loading to the last checkpoint."""
     name, overrides = CASES[case]
+    overrides = [each.format(folder=folder.parent) for each in overrides]
     folder.mkdir()
     recipe = write_recipe(name, folder)
-    text = recipe.read_text("utf-8").replace("\n[scoring]", BY_SAMPLE)
+    text = recipe.read_text("utf-8")
+    if case == WEIGHTED:
+        text = text.replace(WORDS, MESSAGES.format(rows=write_messages(folder / "rows.jsonl")))
+        text = text.replace('best_metric = "eval/reward"\n', "")
+    text = text.replace("\n[scoring]", BY_SAMPLE)
     for narrow, wide in WIDE.items():
         text = text.replace(narrow, wide)
     recipe.write_text(text, "utf-8")
     run = ["--run_dir", str(folder / "run"), "--steps", "1", "--debug"]
     return ["train", str(recipe), *run, *overrides, *more]
+
+
+def write_messages(path: Path) -> Path:
+    """Conversations of which each message counts something else."""
+    weights = {"user": 0.5, "assistant": 2.0}
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(16):
+            said = {"user": f"after {number}?", "assistant": f"{number + 1}."}
+            messages = [
+                {"role": role, "content": text, "weight": weights[role]}
+                for role, text in said.items()
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
 
 
 def dry_run(folder: Path, pipeline: str) -> list[str]:
@@ -69,6 +97,8 @@ def folder(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(stub: Stub, folder: Path) -> dict[str, Any]:
     """What each case asked of the device."""
     commands = {case: command(folder / case, case) for case in CASES}
+    # as on another machine, which has nothing of the run
+    commands["resumed"] = command(folder / "resumed", MIRRORED, "--steps", "2")
     return ask(stub, folder / "commands.json", commands)
 
 
@@ -85,6 +115,12 @@ def test_a_job_takes_its_first_step(
     assert min(computed) > 0
     assert of_case["launches"] > 100
     assert of_case["deterministic"]
+
+
+def test_a_run_goes_on_from_its_mirror(told: dict[str, Any], folder: Path) -> None:
+    assert told["resumed"]["error"] is None
+    lines = (folder / "resumed" / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
 def test_flex_attention_is_compiled(told: dict[str, Any]) -> None:

@@ -51,3 +51,14 @@ def test_a_norm_over_300_weights_is_one_wait_and_few_kernels(
     results.keep("clipping", of_norm, kind)
     assert of_norm["waits"] == 1, of_norm["from"]
     assert of_norm["launches"] < 50
+
+
+def test_a_step_with_moments_in_8_bits_waits_for_its_norm_alone(
+    asked: dict[str, Any], results: Results
+) -> None:
+    of_step = asked["eight bits"]
+    results.keep("moments in 8 bits", of_step)
+    assert of_step["waits"] == 1, of_step["from"]
+    assert of_step["pageable"] == 0
+    assert of_step["launches"] < 50 * 100
+    assert of_step["made by it"] < 2**16  # tables: the moments were there before

@@ -121,6 +121,18 @@ def clipping() -> dict[str, Any]:
     return {"whole": whole, "divided": asked(lambda: optimizer._clip(1.0))}
 
 
+def eight_bits() -> dict[str, Any]:
+    """A step of 100 matrices whose moments are in eight bits, of an adapter with LoRA+."""
+    names = [f"layers.{n}.q_proj.lora_{kind}.default.weight" for n in range(50) for kind in "AB"]
+    weights = {name: nn.Parameter(torch.ones(64, 64, device=CUDA)) for name in names}
+    settings = LearnerSettings(optimizer_state="8bit", loraplus_lr_ratio=16.0)
+    optimizer = MasterOptimizer(weights, settings)
+    held = torch.cuda.memory_allocated()
+    of_step = asked(lambda: optimizer.step(1e-3))
+    return of_step | {"made by it": torch.cuda.memory_allocated() - held}
+
+
 if __name__ == "__main__":
     apply(Placement("cuda", 1, deterministic=True))
-    print(json.dumps({"updates": updates(), "head": head(), "clipping": clipping()}))
+    found = {"updates": updates(), "head": head(), "clipping": clipping()}
+    print(json.dumps(found | {"eight bits": eight_bits()}))
