@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, GenerationConfig
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained, split_revision
+from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapter_targets import target_layers, target_weights
@@ -26,7 +27,7 @@ from postgrad.models.load import load_model, require_readable, skeleton
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LINEAR, LoraSettings, is_target, longest_first
 from postgrad.models.stored import StoredTensor, real
 from postgrad.models.supported import causal_class, reads_images
 from postgrad.models.tokenizer import load_tokenizer
@@ -140,10 +141,12 @@ class _AdapterSaver:
 
         scores, saved = HEAD_WEIGHT in self.weights, self.settings.modules_to_save
         name, revision = split_revision(self.base)
-        modules, parameters = self._targets()
+        modules, parameters, patterns = self._placed()
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
+            rank_pattern=patterns[0],
+            alpha_pattern=patterns[1],
             use_rslora=self.settings.rslora,
             use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
@@ -167,17 +170,39 @@ class _AdapterSaver:
             self.generation.save_pretrained(folder)
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
-    def _targets(self) -> tuple[list[str], list[str]]:
-        """PEFT's target_modules and target_parameters."""
-        targets = self.settings.targets
-        if not targets:
-            return list(last_names(self.weights)), []
+    def _placed(self) -> tuple[list[str], list[str], list[dict[str, int]]]:
+        """PEFT's target_modules, target_parameters, and its patterns of ranks and alphas. Where
+        layers of a target have no adapter, those that have one are named whole, one by one.
+        """
+        settings = self.settings
         config = load_config(self.base)
         lm = skeleton(config, causal_class(config), self.base)
-        weights = ends_of(target_weights(lm, self.settings))
-        linear = target_layers(lm, self.settings)
-        modules = [t for t in targets if any(f".{name}".endswith(f".{t}") for name in linear)]
-        return modules, weights
+        linear, weights = target_layers(lm, settings), target_weights(lm, settings)
+        names = dict.fromkeys(linear, LINEAR) | {n: mixture_weights(lm)[n] for n in weights}
+        patterns = [
+            _pefts_pattern(pattern, names)
+            for pattern in (settings.rank_pattern, settings.alpha_pattern)
+        ]
+        if settings.exclude_modules or settings.layers_to_transform:
+            return linear, weights, patterns
+        modules = [t for t in settings.targets if any(is_target(t, n, LINEAR) for n in linear)]
+        if not settings.targets:
+            modules = list(last_names(self.weights))
+        return modules, ends_of(weights), patterns
+
+
+def _pefts_pattern(pattern: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:
+    """A pattern as PEFT reads it, which knows weights of experts and routers by their own names
+    alone. names: of what has an adapter, with its kind.
+    """
+    ours: dict[str, int] = {}
+    for end, value in longest_first(pattern).items():
+        if any(is_target(end, name, LINEAR) for name, kind in names.items() if kind == LINEAR):
+            ours[end] = value
+        for name, kind in names.items():
+            if kind != LINEAR and is_target(end, name, kind):
+                ours.setdefault(name, value)
+    return ours
 
 
 @torch.no_grad()

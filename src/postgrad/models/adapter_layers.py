@@ -82,7 +82,8 @@ class Siblings:
         def parts(x: Tensor) -> dict[int, Tensor]:
             pairs = [each.matrices(name) for each in self._layers]
             all_a, all_b = [a for a, _ in pairs], [b for _, b in pairs]
-            products = changed_products(x, base, layer.scaling[name], all_a, all_b)
+            scales = [each.scaling.get(name, 1.0) for each in self._layers]
+            products = changed_products(x, base, scales, all_a, all_b)
             split = products.split([each.out_features for each in self._layers], -1)
             return {n: part for n, part in enumerate(split) if name in self._layers[n].lora_A}
 
@@ -213,9 +214,7 @@ def join_siblings(lm: nn.Module) -> None:
 
 
 @torch.no_grad()
-def give_weights(
-    lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int
-) -> None:
+def give_weights(lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, seed: int) -> None:
     """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the score head's
     copy. layers: those of `lm` with the adapter `name`, by name.
     """
@@ -224,6 +223,7 @@ def give_weights(
             if layer_name == HEAD:
                 in_float32(copies[name])
             continue
+        rank = layer.r[name]
         if isinstance(layer, AdaptedWeight):
             base: Any = lm.get_parameter(frozen_name(layer_name, layer))
             shape_a, shape_b = layer.shapes(rank)

@@ -23,7 +23,7 @@ from postgrad.models.adapter_mixtures import AdaptedWeight, attach, frozen_name,
 from postgrad.models.adapter_reader import HEAD, PREFIX
 from postgrad.models.adapter_targets import saved_modules, target_layers, target_weights
 from postgrad.models.four_bits import FourBitLinear, base_weight
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, longest_first
 from postgrad.models.stored import StoredTensor, realise
 
 LENGTHS = "lora_magnitude_vector"  # PEFT's name of DoRA's lengths of rows
@@ -57,6 +57,8 @@ def add_adapter(
         r=settings.rank,
         lora_alpha=settings.alpha,
         use_rslora=settings.rslora,
+        rank_pattern=longest_first(settings.rank_pattern),
+        alpha_pattern=longest_first(settings.alpha_pattern),
         target_modules=targets or peft.utils.constants.DUMMY_TARGET_MODULES,
         modules_to_save=saved or None,
     )
@@ -65,9 +67,9 @@ def add_adapter(
         # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
         with _without_type(lm):
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
-    attach(lm, weights, name, settings.scale)
+    attach(lm, weights, name, settings)
     adapter_layers.own_layers(lm)
-    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, settings.rank, seed)
+    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, seed)
     if settings.dora:
         adapter_layers.give_lengths(_adapted_layers(lm, name), name)
     _adapted.pop(lm)

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.adapters import adapted_layers, adapted_stacks, expert_parameters, linear_layers
+from postgrad.plan.adapters import (
+    adapted_layers,
+    adapted_stacks,
+    alike,
+    expert_parameters,
+    linear_layers,
+)
 from postgrad.plan.exchange import layer_weights, share, trained_share
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
@@ -162,12 +168,12 @@ def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
     """(count, rows, columns) of the matrices that train."""
     shape, lora = role.shape, role.model.lora
     if lora is not None:
-        for inputs, outputs in adapted_layers(shape, lora):
-            yield shape.layers, lora.rank, inputs
-            yield shape.layers, outputs, lora.rank
-        for experts, inputs, outputs in adapted_stacks(shape, lora):
-            yield shape.layers, experts * lora.rank, inputs
-            yield shape.layers, outputs, experts * lora.rank
+        for layer, count in alike(shape, lora).items():
+            stacks = adapted_stacks(shape, lora, layer)
+            sizes = adapted_layers(shape, lora, layer) + [(e * r, a, b) for e, r, a, b in stacks]
+            for rank, inputs, outputs in sizes:
+                yield count, rank, inputs
+                yield count, outputs, rank
         copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
         yield copies, shape.vocab_size, shape.hidden_size
         return

@@ -155,6 +155,13 @@ RULES: dict[str, Rule] = {
     "logit_softcapping": missing("logits are the model's own"),
     "use_dora": to("model.lora.dora", read=on),
     "use_rslora": to("model.lora.rslora", read=on),
+    "lora_rank_pattern": learning.by_name("model.lora.rank_pattern"),
+    "lora_alpha_pattern": learning.by_name("model.lora.alpha_pattern"),
+    "lora_exclude_modules": learning.by_name("model.lora.exclude_modules"),
+    "lora_layers_to_transform": to(
+        "model.lora.layers_to_transform",
+        read=lambda value: value if isinstance(value, list) else [value],
+    ),
     "load_in_8bit": missing("weights are in 16 or 32 bits, or in four"),
     "eos_token": _eos_token,
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
