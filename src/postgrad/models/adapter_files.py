@@ -17,7 +17,7 @@ from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapter_targets import target_layers, target_weights
-from postgrad.models.adapters import add_adapter
+from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.config import load_config, load_generation_config
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
@@ -43,18 +43,21 @@ def write_adapter(
     base: str,
     to: Path,
     *,
+    quantize: Quantize = "none",
+    dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
     chat_template: str = "",
     eos_token: Sequence[str] = (),
     card: str | None = None,
 ) -> None:
-    """Writes an adapter as PEFT's directory, with the base's tokenizer.
+    """Writes an adapter as PEFT's directory, with the base's tokenizer. One of PiSSA becomes one of
+    twice the rank, which changes the base as it is.
 
     weights: by the names of Adapter.parameters. base: the directory or hub id of the frozen model.
-    chat_template, eos_token, card: see export_hf. `to` exists only after plain PEFT has read the
-    files onto the base in float32 and given the same logits (or scores). Raises UsageError where
-    `to` exists already, RunError where it cannot be written or the reload differs; nothing is left
-    then.
+    quantize, dtype: what the adapter was trained on, see `merged_state`. chat_template, eos_token,
+    card: see export_hf. `to` exists only after plain PEFT has read the files onto the base in
+    float32 and given the same logits (or scores). Raises UsageError where `to` exists already,
+    RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} already exists: choose another directory")
@@ -63,6 +66,9 @@ def write_adapter(
             f"--adapter: the run started from the adapter {base}, merged into its base, and an "
             "adapter alone would need a base that no file has: export without --adapter"
         )
+    if settings.keeps_start:
+        adapter = _on_base(base, weights, settings, quantize, dtype)
+        weights, settings = adapter.plain_weights(), settings.plain()
     tokenizer = with_template(load_tokenizer(base), chat_template)
     generation = None
     if eos_token:
@@ -91,13 +97,10 @@ def merged_state(
     where the adapter is of another model.
 
     quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
-    weights in `dtype`, it is merged as they read, not into the weights that they came from.
+    weights in `dtype`, it is merged as they read, not into the weights that they came from. So it
+    is where PiSSA began from weights in `dtype`.
     """
-    load = load_score_model if HEAD_WEIGHT in weights else load_model
-    read_in = torch.float32 if quantize == "none" else dtype
-    model = load(base, dtype=read_in, quantize=quantize, in_files=True, images=True)
-    adapter = add_adapter(model.lm, settings, seed=0)
-    adapter.load(weights)
+    adapter = _on_base(base, weights, settings, quantize, dtype)
     state = dict(adapter.frozen())
     for name, tensor in adapter.merged():
         if name in state and not isinstance(tensor, StoredTensor):
@@ -105,6 +108,23 @@ def merged_state(
         else:  # also the score head, which the base has none of
             state[name] = tensor
     return state
+
+
+def _on_base(
+    base: str,
+    weights: Mapping[str, Tensor],
+    settings: LoraSettings,
+    quantize: Quantize,
+    dtype: torch.dtype,
+) -> Adapter:
+    """The adapter on its base, read as `merged_state` says."""
+    load = load_score_model if HEAD_WEIGHT in weights else load_model
+    plain = quantize == "none" and not settings.keeps_start
+    read_in = torch.float32 if plain else dtype
+    model = load(base, dtype=read_in, quantize=quantize, in_files=True, images=True)
+    adapter = add_adapter(model.lm, settings, seed=0)
+    adapter.load(weights)
+    return adapter
 
 
 def export_merged(adapter: Path, to: Path) -> None:

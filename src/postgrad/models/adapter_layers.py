@@ -23,13 +23,14 @@ from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
 from postgrad.models.adapter_products import changed_products, narrow_products
 from postgrad.models.adapter_reader import HEAD
+from postgrad.models.adapter_start import StartingFactors, principal_factors
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
 from postgrad.models.linear import multiply
 from postgrad.models.score import in_float32
-from postgrad.models.settings import SIBLINGS
-from postgrad.models.stored import Box, StoredTensor, whole_box
+from postgrad.models.settings import KAIMING, SIBLINGS
+from postgrad.models.stored import Box, StoredTensor, real, whole_box
 
 
 class _SharedParts:
@@ -138,15 +139,25 @@ class AdaptedLinear(Linear):
 
     siblings: Siblings
     place: int
+    lora_start: nn.ModuleDict  # StartingFactors of adapters by PiSSA
 
     def matrices(self, name: str) -> tuple[Tensor, Tensor]:
-        """A [rank, in] and B [out, rank] of an adapter, of rank 0 where the layer has none."""
+        """A [rank, in] and B [out, rank] of an adapter, of rank 0 where the layer has none; with
+        PiSSA those whose product is what the adapter changes, of twice the rank.
+        """
         if name not in self.lora_A:
             like: Any = self.base_layer.weight
             return like.new_empty(0, self.in_features), like.new_empty(self.out_features, 0)
         a: Any = self.lora_A[name]
         b: Any = self.lora_B[name]
-        return a.weight, b.weight
+        return self.beside_start(name, a.weight, b.weight)
+
+    def beside_start(self, name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B of an adapter, with PiSSA beside those that it began with."""
+        if name not in self.lora_start:
+            return a, b
+        start: Any = self.lora_start[name]
+        return start.beside(a, b)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """x: [..., in]; returns [..., out] in the dtype of the base's result."""
@@ -201,6 +212,7 @@ def own_layers(lm: nn.Module) -> None:
             siblings = Siblings(layers)
             for place, layer in enumerate(layers):
                 layer.__class__ = AdaptedLinear
+                layer.lora_start = nn.ModuleDict()
                 layer.siblings, layer.place = siblings, place
 
 
@@ -214,9 +226,11 @@ def join_siblings(lm: nn.Module) -> None:
 
 
 @torch.no_grad()
-def give_weights(lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, seed: int) -> None:
-    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the score head's
-    copy. layers: those of `lm` with the adapter `name`, by name.
+def give_weights(
+    lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, init: str, seed: int
+) -> None:
+    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs), and zero B, or those of
+    PiSSA; the score head's copy. layers: those of `lm` with the adapter `name`, by name.
     """
     for layer_name, layer in layers:
         if isinstance(copies := getattr(layer, "modules_to_save", None), nn.ModuleDict):
@@ -231,7 +245,11 @@ def give_weights(lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, se
             base = layer.get_base_layer().weight
             shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
         draw_a = _FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
-        if isinstance(base, StoredTensor):
+        if init != KAIMING and not base.is_meta:
+            weight = real(base_weight(layer))
+            a, b = principal_factors(weight, rank, layer.scaling[name], init, seed, layer_name)
+            layer.lora_start[name] = StartingFactors(a, b)
+        elif isinstance(base, StoredTensor):
             a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
             b = StoredTensor(shape_b, torch.float32, base.device, _zeros)
         else:

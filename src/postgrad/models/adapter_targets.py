@@ -66,12 +66,11 @@ def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
     """Names of the weights of experts and routers that an adapter of these settings stands on, in
     the model's order: those that its targets name.
 
-    Raises UsageError for dropout and DoRA on them, which PEFT has no files for either.
+    Raises UsageError for dropout, DoRA and PiSSA on them, which PEFT does not have either.
     """
     names = [name for name, kind in mixture_weights(lm).items() if settings.adapts(name, kind)]
-    for key in ("dropout", "dora") if names else ():
-        if getattr(settings, key):
-            raise no_part_of_mixtures(key, ends_of(names))
+    if names and settings.linear_alone:
+        raise no_part_of_mixtures(settings.linear_alone[0], ends_of(names))
     return names
 
 

@@ -37,11 +37,12 @@ def add_adapter(
     """A new adapter on `lm`, a transformers decoder with an output head or a `score` head.
 
     Every weight that was there is frozen. A is drawn from (seed, name of the adapter, name of the
-    layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
-    `score` head is copied and the copy trained. All of it is float32, whatever the model computes
-    in; copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
-    adapter acts from now on, a later one only while it is `active`. Raises UsageError for unknown
-    targets and modules; ValueError for a name that is taken, and a later one with other modules.
+    layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; of
+    PiSSA (models/adapter_start.py), but for rounding. A `score` head is copied and the copy
+    trained. All of it is float32, whatever the model computes in; copies of embeddings and output
+    head (`modules_to_save`) have the model's dtype. The first adapter acts from now on, a later one
+    only while it is `active`. Raises UsageError for unknown targets and modules; ValueError for a
+    name that is taken, and a later one with other modules.
     """
     import peft  # five seconds
 
@@ -69,7 +70,7 @@ def add_adapter(
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     attach(lm, weights, name, settings)
     adapter_layers.own_layers(lm)
-    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, seed)
+    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, settings.init, seed)
     if settings.dora:
         adapter_layers.give_lengths(_adapted_layers(lm, name), name)
     _adapted.pop(lm)
@@ -138,6 +139,20 @@ class Adapter:
         parameters = dict(self.lm.named_parameters())  # every time: sharding replaces parameters
         return {in_file: parameters[name] for in_file, name in self._parameter_names.items()}
 
+    @torch.no_grad()
+    def plain_weights(self) -> dict[str, Tensor]:
+        """The weights of an adapter without a start of its own that changes the base as this one of
+        PiSSA: A over the first A, B beside minus the first B, times the scale (`plain_settings`).
+        By the names of `parameters`.
+        """
+        weights: dict[str, Tensor] = {n: p.detach() for n, p in self.parameters().items()}
+        for layer_name, layer in _adapted_layers(self.lm, self.name):
+            if self.name in getattr(layer, "lora_start", ()):
+                a, b = layer.matrices(self.name)
+                weights[f"{PREFIX}{layer_name}.lora_A.weight"] = a
+                weights[f"{PREFIX}{layer_name}.lora_B.weight"] = layer.scaling[self.name] * b
+        return weights
+
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters, in float32."""
@@ -188,6 +203,7 @@ class Adapter:
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
+                a, b = layer.beside_start(self.name, a, b)
                 lengths = layer.lora_magnitude_vector
                 lengths = _full_tensor(lengths[self.name].weight) if self.settings.dora else None
                 merge = partial(changed_matrix, (b, a), layer.scaling[self.name], lengths, 1.0)

@@ -60,8 +60,8 @@ def no_dropout(kind: str) -> UsageError:
 
 
 def no_part_of_mixtures(key: str, weights: Iterable[str]) -> UsageError:
-    """Of model.lora.KEY, dropout or dora, beside adapters on experts or routers. weights: the ends
-    of the names of what they stand on.
+    """Of model.lora.KEY, dropout, dora or init, beside adapters on experts or routers. weights: the
+    ends of the names of what they stand on.
     """
     return UsageError(
         f"model.lora.{key}: adapters on experts and routers ({', '.join(weights)}) have none, in "

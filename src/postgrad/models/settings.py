@@ -20,6 +20,7 @@ LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # What adapters may stand on; the last two are weights of a mixture, and targets by these names.
 LINEAR, EXPERTS, ROUTER = "linear", "experts", "router"
+KAIMING = "kaiming"  # where an adapter begins that does not change the base at first, to the bit
 # Types that read images, by the type of the model, and the types of its decoder.
 IMAGE_TYPES = {
     "gemma3": ("gemma3_text",),
@@ -115,6 +116,10 @@ class LoraSettings(Settings):
     # The rows of the sum get lengths of their own, which are trained too (DoRA, Liu et al. 2024,
     # arXiv:2402.09353).
     dora: bool = False
+    # Where A and B begin: "kaiming", A drawn and B zero; "pissa", the part of the weights along
+    # their largest singular values (Meng et al. 2024, arXiv:2404.02948); "pissa_niter_16", nearly
+    # that, after 16 rounds of subspace iteration, which are much faster on large matrices.
+    init: str = Field(default=KAIMING, pattern=r"^(kaiming|pissa(_niter_[1-9]\d{0,3})?)$")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
     # one of the decoder. Of a mixture also "experts" and "router", or weights of experts and
@@ -129,6 +134,17 @@ class LoraSettings(Settings):
     alpha_pattern: dict[str, Size] = {}  # other alphas, likewise
     layers_to_transform: tuple[Count, ...] = ()  # numbers of the layers with adapters; (): all
     exclude_modules: tuple[str, ...] = ()  # of the targets, those without an adapter, by name ends
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the adapter's first A and B stay beside it (models/adapter_start.py)."""
+        return self.init != KAIMING
+
+    @property
+    def linear_alone(self) -> tuple[str, ...]:
+        """Keys that are set here and that adapters on experts and routers do not have."""
+        stated = {"dropout": self.dropout, "dora": self.dora, "init": self.keeps_start}
+        return tuple(key for key, value in stated.items() if value)
 
     def adapts(self, name: str, kind: str = LINEAR) -> bool:
         """Whether an adapter stands on the linear layer `name`, or the weight of a mixture."""
@@ -156,12 +172,30 @@ class LoraSettings(Settings):
         alpha = _fitting(self.alpha_pattern, name, kind, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
+    def plain(self) -> "LoraSettings":
+        """Those of an adapter without a start of its own that changes the base as one of these by
+        PiSSA: of twice the rank, and a scale of 1, which is in B (Adapter.plain_weights).
+        """
+        ranks = {name: 2 * rank for name, rank in self.rank_pattern.items()}
+        both = {"rank": 2 * self.rank, "rank_pattern": ranks}
+        scales = {"alpha": 2 * self.rank, "alpha_pattern": ranks, "rslora": False}
+        return self.model_copy(update={**both, **scales, "init": KAIMING})
+
     @field_validator("targets", "modules_to_save", "exclude_modules")
     @classmethod
     def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         _require_names(targets)
         _require_once(targets)
         return targets
+
+    @model_validator(mode="after")
+    def _starts_whole(self) -> "LoraSettings":
+        if self.keeps_start and self.dropout:
+            raise ValueError(
+                f'dropout = {self.dropout:g} beside init = "{self.init}" would drop the main part '
+                "of the weights, not a change of them: use 0"
+            )
+        return self
 
     @field_validator("layers_to_transform")
     @classmethod

@@ -153,9 +153,8 @@ def _require_adaptable(role: PlannedRole, lora: LoraSettings) -> None:
     shape = role.shape
     named = [s[0] for layer in alike(shape, lora) for s in named_stacks(shape, lora, layer)]
     if stacks := list(dict.fromkeys(named)):
-        for key in ("dropout", "dora"):
-            if getattr(lora, key):
-                raise no_part_of_mixtures(key, stacks)
+        for key in lora.linear_alone:
+            raise no_part_of_mixtures(key, stacks)
     if lora.dropout and shape.counted is not None and shape.counted.states:
         raise no_dropout(shape.model_type)
     if shape.tied and not role.scores and lora.modules_to_save:

@@ -49,6 +49,13 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             f"{learner.tensor_parallel}: DoRA needs the lengths of whole rows, which this would "
             "cut: use 1, or model.lora.dora = false",
         )
+    starts = [m.lora.init for m in recipe.trained_models.values() if m.lora and m.lora.keeps_start]
+    if starts and learner.tensor_parallel > 1:
+        yield (
+            ("learner", "tensor_parallel"),
+            f'{learner.tensor_parallel}: what model.lora.init = "{starts[0]}" begins with is not '
+            'divided: use 1, or model.lora.init = "kaiming"',
+        )
     if learner.ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
