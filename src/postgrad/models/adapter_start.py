@@ -67,7 +67,8 @@ def principal_factors(
         u, s, v = torch.linalg.svd(basis.T @ wide, full_matrices=False)
         u = basis @ u
     root = (s[:rank] / scale).sqrt()
-    return (root[:, None] * v[:rank]).float(), (u[:, :rank] * root).float()
+    a, b = root[:, None] * v[:rank], u[:, :rank] * root
+    return a.float().contiguous(), b.float().contiguous()  # LAPACK's columns would round otherwise
 
 
 def _orthonormal(columns: Tensor) -> Tensor:

@@ -141,6 +141,11 @@ class LoraSettings(Settings):
         return self.init != KAIMING
 
     @property
+    def product_ranks(self) -> int:
+        """How many times its rank its products have: those of PiSSA read both A and the first A."""
+        return 2 if self.keeps_start else 1
+
+    @property
     def linear_alone(self) -> tuple[str, ...]:
         """Keys that are set here and that adapters on experts and routers do not have."""
         stated = {"dropout": self.dropout, "dora": self.dora, "init": self.keeps_start}

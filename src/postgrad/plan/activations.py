@@ -167,7 +167,7 @@ def _kept_by_adapters(
     for number, count in alike(shape, lora).items():
         layers = adapted_layers(shape, lora, number)
         read = adapter_inputs(shape, lora, number, attended=cpu)
-        kept = (sum(read) + sum(rank for rank, _, _ in layers)) * width
+        kept = (sum(read) + lora.product_ranks * sum(rank for rank, _, _ in layers)) * width
         kept += sum(a for _, a, _ in layers) * (width + 1) if lora.dropout else 0
         kept += sum(b for _, _, b in layers) * width if lora.dora else 0
         for experts, rank, inputs, _ in adapted_stacks(shape, lora, number):

@@ -159,6 +159,11 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     return total + expert_parameters(shape, lora)
 
 
+def start_numbers(shape: ModelShape, lora: LoraSettings) -> int:
+    """How many numbers an adapter keeps of its first A and B, whole on every rank."""
+    return adapter_parameters(shape, lora.model_copy(update={"dora": False}))
+
+
 def adapter_flops(shape: ModelShape, lora: LoraSettings | None) -> int:
     """Operations of one forward pass of a token through the adapters of all layers."""
     if lora is None:
@@ -170,4 +175,4 @@ def adapter_flops(shape: ModelShape, lora: LoraSettings | None) -> int:
         stacks = adapted_stacks(shape, lora, layer)
         each += [(chosen if n > 1 else 1) * r * (a + b) for n, r, a, b in stacks]
         total += count * sum(each)
-    return MULTIPLY_ADD * total
+    return MULTIPLY_ADD * lora.product_ranks * total

@@ -135,6 +135,16 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
         draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
 
 
+def adapter_start(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: PEFT's init_lora_weights."""
+    if value in (True, None):
+        return
+    if re.fullmatch(r"pissa(_niter_[1-9]\d{0,3})?", str(value)):
+        draft.put("model.lora.init", value)
+    else:
+        draft.miss(name, value, "an adapter begins as PEFT's default does, or by PiSSA")
+
+
 def by_name(key: str) -> Rule:
     """A rule: a list of layers by the ends of their names, or a table from there to numbers, which
     `key` is here. Regular expressions are missing.

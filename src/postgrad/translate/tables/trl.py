@@ -157,6 +157,7 @@ RULES: dict[str, Rule] = {
     "use_rslora": to("model.lora.rslora", read=on),
     "lora_rank_pattern": learning.by_name("model.lora.rank_pattern"),
     "lora_alpha_pattern": learning.by_name("model.lora.alpha_pattern"),
+    "lora_init": learning.adapter_start,
     "lora_exclude_modules": learning.by_name("model.lora.exclude_modules"),
     "lora_layers_to_transform": to(
         "model.lora.layers_to_transform",
