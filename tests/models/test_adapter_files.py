@@ -153,61 +153,6 @@ def test_an_rslora_adapter_is_scaled_by_the_root_of_its_rank(
     torch.testing.assert_close(read.get_parameter(f"{name}.weight"), merged)
 
 
-# The longest name that fits a layer holds; PEFT would take the first.
-BY_LAYER = LoraSettings(
-    rank=4, alpha=8, rslora=True, rank_pattern={"down_proj": 2, "layers.1.mlp.down_proj": 6},
-    alpha_pattern={"q_proj": 3}, exclude_modules=("up_proj", "layers.0.self_attn.k_proj"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("layers", [(), (1,)])
-@torch.no_grad()
-def test_plain_peft_reads_ranks_alphas_and_places_of_single_layers(
-    layers: tuple[int, ...], fresh: Callable[[str], Path], tmp_path: Path
-) -> None:
-    base, to = fresh("qwen3"), tmp_path / "adapter"
-    settings = BY_LAYER.model_copy(update={"layers_to_transform": layers})
-    adapter = trained(base, settings)
-    ranks = {
-        name.split(".layers.")[1].removesuffix(".lora_A.weight"): len(p)
-        for name, p in adapter.parameters().items()
-        if "lora_A" in name
-    }
-    assert ranks["1.mlp.down_proj"] == 6
-    assert "1.mlp.up_proj" not in ranks
-    assert ranks.get("0.mlp.down_proj") == (None if layers else 2)
-    assert len(ranks) == (6 if layers else 11)
-    write_adapter(adapter.parameters(), settings, str(base), to)
-    plain: Any = AutoModelForCausalLM.from_pretrained(
-        base, dtype=torch.float32, attn_implementation="eager"
-    )
-    as_ours(plain)
-    read = peft.PeftModel.from_pretrained(plain, str(to)).eval()
-    torch.testing.assert_close(read(IDS).logits, adapter.lm(IDS).logits)
-    merged: Any = load_model(str(to), dtype=torch.float32).lm
-    merged.set_attn_implementation("eager")
-    torch.testing.assert_close(merged(IDS).logits, adapter.lm(IDS).logits, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_patterns_that_peft_wrote_are_read_as_peft_reads_them(
-    fresh: Callable[[str], Path], tmp_path: Path
-) -> None:
-    lm: Any = AutoModelForCausalLM.from_pretrained(fresh("qwen3"), dtype=torch.float32)
-    config = peft.LoraConfig(
-        r=3, lora_alpha=5, target_modules=["q_proj", "up_proj"], init_lora_weights=False,
-        rank_pattern={"layers.1.self_attn.q_proj": 2, "q_proj": 6},
-        alpha_pattern={"mlp.up_proj": 9}, layers_to_transform=[0, 1],
-        exclude_modules=["layers.0.mlp.up_proj"], task_type="CAUSAL_LM",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    written: Any = peft.get_peft_model(lm, config).eval()
-    written.save_pretrained(tmp_path / "peft")
-    read: Any = load_model(str(tmp_path / "peft"), dtype=torch.float32).lm
-    read.set_attn_implementation("eager")
-    torch.testing.assert_close(read(IDS).logits, written(IDS).logits, rtol=1e-4, atol=1e-5)
-
-
 def test_of_a_pattern_the_first_name_that_fits_holds_as_in_peft(
     copied: Callable[..., Path],
 ) -> None:

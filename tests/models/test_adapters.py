@@ -22,9 +22,7 @@ from postgrad.models.head import full_logits
 from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelType
-from postgrad.models.shapes import shape_of
 from postgrad.models.tree import TreeAttention
-from postgrad.plan.adapters import require_targets
 
 SMALL = LoraSettings(rank=4, alpha=8)
 IDS = torch.tensor([[5, 17, 40, 8, 66, 23, 9, 31]])
@@ -326,32 +324,6 @@ def test_a_target_that_is_no_linear_layer_is_refused(
         "has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
     ):
         add_adapter(model(), LoraSettings(targets=("q_proj", target)), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rank_pattern": {"up": 3}}, "rank_pattern: 'up' ends the name of no layer that has an"),
-        (
-            {"alpha_pattern": {"v_proj": 3}, "targets": ("q_proj",)},
-            "alpha_pattern: 'v_proj' ends the name of no layer that has an adapter",
-        ),
-        ({"exclude_modules": ("up",)}, "exclude_modules: 'up' ends the name of no layer that this"),
-        ({"layers_to_transform": (0, 2)}, "there is no layer 2: this decoder has 0 to 1"),
-        (
-            {"exclude_modules": ("q_proj",), "targets": ("q_proj",)},
-            "exclude_modules and layers_to_transform leave no layer",
-        ),
-    ],
-)
-def test_ranks_and_places_of_layers_that_are_not_there_are_refused_by_plan_and_run(
-    values: dict[str, Any], message: str, model: Callable[..., Any]
-) -> None:
-    lm, settings = model(), LoraSettings(**values)
-    with pytest.raises(UsageError, match=message):
-        add_adapter(lm, settings, seed=0)
-    with pytest.raises(UsageError, match=message):
-        require_targets(shape_of(lm.config.to_dict()), settings)
 
 
 @pytest.mark.parametrize("name", ["policy", "score", "a.b", ""])

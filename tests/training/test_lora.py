@@ -217,15 +217,9 @@ def test_pissa_has_the_base_as_its_reference_goes_on_after_a_kill_and_is_exporte
     reference, policy = seen[0].roles.reference, seen[0].roles.policy
     assert pointers(reference.backbone.lm) == pointers(policy.backbone.lm)
     if not more:
-        found = reference.logprobs(some_sequences()).result()
-        plain = Policy(
-            Backbone(
-                load_model(models(0), dtype=torch.float32).lm,
-                torch.device("cpu"),
-                policy.backbone.micro,
-            )
-        )
-        wanted = plain.logprobs(some_sequences()).result()
+        lm: Any = load_model(models(0), dtype=torch.float32).lm
+        plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
+        found, wanted = (role.logprobs(some_sequences()).result() for role in (reference, plain))
         assert found.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
     kl = [line["policy/kl"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
     assert kl[0] < 1e-3 < kl[-1]

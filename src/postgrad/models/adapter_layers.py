@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
-from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
 from postgrad.models.adapter_products import changed_products, narrow_products
 from postgrad.models.adapter_reader import HEAD
-from postgrad.models.adapter_start import StartingFactors, principal_factors
-from postgrad.models.attention import to_device
+from postgrad.models.adapter_start import (
+    FreshA,
+    StartingFactors,
+    fresh_factors,
+    principal_factors,
+)
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
 from postgrad.models.linear import multiply
@@ -244,17 +246,13 @@ def give_weights(
         else:
             base = layer.get_base_layer().weight
             shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
-        draw_a = _FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
         if init != KAIMING and not base.is_meta:
             weight = real(base_weight(layer))
             a, b = principal_factors(weight, rank, layer.scaling[name], init, seed, layer_name)
             layer.lora_start[name] = StartingFactors(a, b)
-        elif isinstance(base, StoredTensor):
-            a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
-            b = StoredTensor(shape_b, torch.float32, base.device, _zeros)
         else:
-            a = to_device(draw_a(whole_box(shape_a)).numpy(), base.device)
-            b = torch.zeros(shape_b, device=base.device)
+            draw = FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
+            a, b = fresh_factors(base, shape_a, shape_b, draw)
         layer.lora_A[name].weight = nn.Parameter(a)
         layer.lora_B[name].weight = nn.Parameter(b)
 
@@ -291,26 +289,6 @@ class _StoredLengths:
 
     def __call__(self, box: Box) -> Tensor:
         return row_lengths(self.weight.block((box[0], whole_box(self.weight.shape)[1])))
-
-
-@dataclass(frozen=True, slots=True)
-class _FreshA:
-    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
-
-    seed: int
-    stream: str
-    width: int
-
-    def __call__(self, box: Box) -> Tensor:
-        (row, rows), (column, columns) = box
-        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
-        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
-        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
-        return a.view(rows, columns)
-
-
-def _zeros(box: Box) -> Tensor:
-    return torch.zeros([count for _, count in box])
 
 
 def give_dropout(

@@ -1,5 +1,5 @@
-"""PiSSA (Meng et al. 2024, arXiv:2404.02948): A and B begin as the part of W along its largest
-singular values.
+"""Where A and B of an adapter begin: A drawn and B zero, or by PiSSA (Meng et al. 2024,
+arXiv:2404.02948) the part of W along its largest singular values.
 
 The paper freezes what is left of W without that part, W - (alpha / rank) B A. Here W stays as it is
 and the starting A and B are kept, as C and D: W + (alpha / rank) (B A - D C) is the same matrix,
@@ -10,6 +10,8 @@ C and D are in no checkpoint, as all frozen weights: they follow from W. They ar
 float64, so that another processor gets the same numbers but for the last bits of float32.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import to_device
+from postgrad.models.stored import Box, StoredTensor, whole_box
 
 
 class StartingFactors(nn.Module):
@@ -73,3 +76,36 @@ def principal_factors(
 
 def _orthonormal(columns: Tensor) -> Tensor:
     return torch.linalg.qr(columns)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshA:
+    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
+
+    seed: int
+    stream: str
+    width: int
+
+    def __call__(self, box: Box) -> Tensor:
+        (row, rows), (column, columns) = box
+        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
+        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
+        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
+        return a.view(rows, columns)
+
+
+def fresh_factors(
+    base: Tensor, shape_a: tuple[int, int], shape_b: tuple[int, int], draw_a: FreshA
+) -> tuple[Tensor, Tensor]:
+    """A drawn and B zero, in float32; where the weight that they change lies in its file, their
+    blocks are made when they are read.
+    """
+    if isinstance(base, StoredTensor):
+        a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
+        return a, StoredTensor(shape_b, torch.float32, base.device, _zeros)
+    a = to_device(draw_a(whole_box(shape_a)).numpy(), base.device)
+    return a, torch.zeros(shape_b, device=base.device)
+
+
+def _zeros(box: Box) -> Tensor:
+    return torch.zeros([count for _, count in box])

@@ -38,19 +38,17 @@ def add_adapter(
 
     Every weight that was there is frozen. A is drawn from (seed, name of the adapter, name of the
     layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; of
-    PiSSA (models/adapter_start.py), but for rounding. A `score` head is copied and the copy
-    trained. All of it is float32, whatever the model computes in; copies of embeddings and output
-    head (`modules_to_save`) have the model's dtype. The first adapter acts from now on, a later one
-    only while it is `active`. Raises UsageError for unknown targets and modules; ValueError for a
-    name that is taken, and a later one with other modules.
+    PiSSA, but for rounding. A `score` head is copied and the copy trained. All of it is float32;
+    copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
+    adapter acts from now on, a later one only while it is `active`. Raises UsageError for unknown
+    targets and modules; ValueError for a name that is taken, and a later one with other modules.
     """
     import peft  # five seconds
 
     from postgrad.models import adapter_layers
 
     targets, saved = target_layers(lm, settings), saved_modules(lm, settings)
-    weights = target_weights(lm, settings)
-    layers = _layers(lm)
+    weights, layers = target_weights(lm, settings), _layers(lm)
     _require_new(lm, name, saved)
     acting = _acting(layers) if layers else name
     trained = [(p, bool(layers) and p.requires_grad) for p in lm.parameters()]

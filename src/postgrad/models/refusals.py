@@ -95,12 +95,12 @@ def require_effect(
                 f"to {layers - 1}"
             )
     adapted = {name: kind for name, kind in names.items() if lora.adapts(name, kind)}
-    told = {
+    stated = {
         "exclude_modules": (lora.exclude_modules, names, "this model has"),
         "rank_pattern": (lora.rank_pattern, adapted, "has an adapter"),
         "alpha_pattern": (lora.alpha_pattern, adapted, "has an adapter"),
     }
-    for key, (ends, meant, has) in told.items():
+    for key, (ends, meant, has) in stated.items():
         for end in ends:
             if not numbered and any(part.isdecimal() for part in end.split(".")):
                 continue

@@ -56,8 +56,8 @@ _LACKS: dict[str, str] = {
     "projector": "reads text alone, and has no projector",
     ROUTER: "is no mixture of experts, and has no routers",
 }
-Size = Annotated[int, Field(ge=1, lt=2**31)]
-Count = Annotated[int, Field(ge=0)]
+RankOrAlpha = Annotated[int, Field(ge=1, lt=2**31)]
+LayerNumber = Annotated[int, Field(ge=0)]
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
 
@@ -109,8 +109,8 @@ class LoraSettings(Settings):
     The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
 
-    rank: Size = 64  # columns of B and rows of A
-    alpha: Size = 64  # B A is multiplied by alpha / rank
+    rank: RankOrAlpha = 64  # columns of B and rows of A
+    alpha: RankOrAlpha = 64  # B A is multiplied by alpha / rank
     # By alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732): for high ranks.
     rslora: bool = False
     # The rows of the sum get lengths of their own, which are trained too (DoRA, Liu et al. 2024,
@@ -130,9 +130,9 @@ class LoraSettings(Settings):
     modules_to_save: tuple[str, ...] = ()
     # Other ranks, by the same ends of names: { down_proj = 16, "layers.0.mlp.down_proj" = 8 }. Of
     # several that fit, the longest holds.
-    rank_pattern: dict[str, Size] = {}
-    alpha_pattern: dict[str, Size] = {}  # other alphas, likewise
-    layers_to_transform: tuple[Count, ...] = ()  # numbers of the layers with adapters; (): all
+    rank_pattern: dict[str, RankOrAlpha] = {}
+    alpha_pattern: dict[str, RankOrAlpha] = {}  # other alphas, likewise
+    layers_to_transform: tuple[LayerNumber, ...] = ()  # numbers of layers with adapters; (): all
     exclude_modules: tuple[str, ...] = ()  # of the targets, those without an adapter, by name ends
 
     @property
