@@ -62,9 +62,9 @@ def add_adapter(
         modules_to_save=saved or None,
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
-        # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
-        with _without_type(lm):
+        # several adapters are meant; patterns name experts and routers too, which PEFT does not see
+        warnings.filterwarnings("ignore", "Already found a `peft_config`|.*keys did not match any")
+        with _without_type(lm):  # low_cpu_mem_usage: PEFT draws no weights, touches no generator
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     attach(lm, weights, name, settings)
     adapter_layers.own_layers(lm)
