@@ -67,6 +67,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 # Several keys that make a recipe together alone.
 TOGETHER: tuple[Table, ...] = (
     {"model.lora.rank": 2, "model.lora.dora": True, "model.quantize": "4bit"},
+    {"model.lora.rank": 2, "model.lora.init": "pissa"},
+    {"model.lora.rank": 2, "model.lora.rank_pattern": {"q_proj": 3}},
     {"algorithm.kl_coef": 0.1, "algorithm.kl_in": "reward", "algorithm.kl_target": 0.01},
     {"algorithm.kl_coef": 0.1, "reference.ema_decay": 0.5},
     {"algorithm.correction": "tis", "rollout.max_staleness": 2, "rollout.slots": 3},

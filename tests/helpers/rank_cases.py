@@ -71,6 +71,8 @@ class Case(NamedTuple):
     frozen: bool = False  # the routers are
     updates: int = UPDATES
     ratio: float = 1.0  # loraplus_lr_ratio
+    ranked: bool = False  # a layer's adapter has a rank of its own
+    init: str = "kaiming"  # of the adapter, which has no dropout otherwise
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -197,10 +199,12 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = backbone_of(case, lm)
     if case.lora:
         saved = ("embed_tokens", "lm_head") if case.saved else ()
-        drop, targets = (0.0, case.targets.split("+")) if case.targets else (0.1, ())
+        targets = tuple(case.targets.split("+")) if case.targets else ()
         lora = LoraSettings(
-            rank=4, alpha=8, dropout=drop, modules_to_save=saved, targets=tuple(targets)
-        )
+            rank=4, alpha=8, modules_to_save=saved, targets=targets, init=case.init,
+            dropout=0.0 if targets or case.init != "kaiming" else 0.1,
+            rank_pattern={"layers.0.self_attn.k_proj": 2} if case.ranked else {},
+        )  # fmt: skip
         backbone.adapter = add_adapter(lm, lora, seed=1)
     if case.frozen:
         freeze_parts(lm, ModelSettings(freeze=("router",)))

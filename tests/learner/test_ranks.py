@@ -34,6 +34,8 @@ TWO = [
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True, checkpointing=True, updates=MANY),
     Case("zero3", kind="reward", lora=True),
+    Case("zero3", lora=True, ranked=True, init="pissa"),
+    Case("zero2", lora=True, init="pissa_niter_4", checkpointing=True, dtype="bfloat16"),
     Case("zero3", dtype="bfloat16", updates=MANY),
     Case("zero2", optimizer="muon"),
     Case("zero3", kind="echo"),
@@ -73,6 +75,7 @@ MATRICES = [  # both ranks have a part of each matrix
     Case("none", type="gemma2"),  # with soft-caps, windows and norms after a block
     Case("none", type="llama", kind="gspo", tied=False),
     Case("none", dtype="bfloat16", lora=True),
+    Case("none", lora=True, ranked=True),
     Case("none", lora=True, tied=False, saved=True),
     Case("none", lora=True, ratio=2.0, updates=2),
     Case("zero3", optimizer="muon"),

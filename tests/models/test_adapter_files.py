@@ -148,9 +148,18 @@ def test_an_rslora_adapter_is_scaled_by_the_root_of_its_rank(
     write_adapter(weights, adapter.settings, str(fresh("qwen3")), tmp_path / "adapter")
     back = read_adapter(tmp_path / "adapter")
     assert back.settings.rslora
-    assert back.scales[name] == 3.0
+    assert back.settings.scale_of(name) == 3.0
     read = load_model(str(tmp_path / "adapter"), dtype=torch.float32).lm
     torch.testing.assert_close(read.get_parameter(f"{name}.weight"), merged)
+
+
+def test_of_a_pattern_the_first_name_that_fits_holds_as_in_peft(
+    copied: Callable[..., Path],
+) -> None:
+    pattern = {"q_proj": 9, "layers.0.self_attn.q_proj": 2, "layers.0.mlp.up_proj": 3, "up_proj": 5}
+    settings = read_adapter(copied(alpha_pattern=pattern)).settings
+    assert [settings.scale_of(f"model.layers.{n}.self_attn.q_proj") for n in (0, 1)] == [9 / 4] * 2
+    assert [settings.scale_of(f"model.layers.{n}.mlp.up_proj") for n in (0, 1)] == [3 / 4, 5 / 4]
 
 
 def test_what_was_written_is_read_back(
@@ -267,18 +276,16 @@ def test_the_base_of_an_adapter_is_read_at_its_revision(
             {"use_dora": True},
             "DoRA has one magnitude for each output of each layer",
         ),
-        ({"alpha_pattern": {"q_proj": -1}}, "lora_alpha of .*q_proj is -1"),
+        ({"alpha_pattern": {"q_proj": -1}}, "alpha_pattern.q_proj: Input should be greater"),
         ({"alpha_pattern": {"(a+)+b": 1}}, "alpha_pattern has the pattern '.*', and only names"),
         ({"alpha_pattern": [1]}, "alpha_pattern is a list of 1, and no table"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, r"has shape \(4, \d+\), which is not of rank 8"),
-        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"layers_to_transform": [-1]}, "layers_to_transform.0: Input should be greater"),
+        ({"layers_to_transform": [{}]}, "layers_to_transform.0: Input should be a valid integer"),
+        ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern = 'h', which is not"),
         ({"target_parameters": "experts"}, "target_parameters is 'experts'; it has to be a list"),
-        (
-            {"target_parameters": ["experts.down_proj"], "rank_pattern": {"down_proj": 2}},
-            "rank_pattern = .*merge it into its",
-        ),
         ({"modules_to_save": ["lm_head"]}, "no weights of lm_head, which modules_to_save names"),
         ({"modules_to_save": 5}, "modules_to_save is 5; it has to be a list of names"),
         ({"target_modules": ["q_proj", 1]}, "target_modules is .*; it has to be a list of names"),

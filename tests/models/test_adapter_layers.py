@@ -156,6 +156,22 @@ def test_so_are_those_of_some_layers_alone(targets: tuple[str, ...]) -> None:
     assert require_same(lm, torch.float64, EXACT) == 1 + 2 * 2 * len(targets)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_so_are_those_of_siblings_with_ranks_and_alphas_of_their_own(joined: bool) -> None:
+    lm, adapter = adapted(
+        targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
+        rank_pattern={"k_proj": 2, "layers.0.v_proj": 7}, alpha_pattern={"v_proj": 1, "up_proj": 9},
+        exclude_modules=("layers.1.q_proj",), layers_to_transform=(1, 0),
+    )  # fmt: skip
+    if joined:
+        adapter.join_frozen()
+    assert require_same(lm, torch.float64, EXACT) == 1 + 2 * 9
+    layers: Any = lm.get_submodule("model.layers")
+    assert [layers[n].v_proj.lora_A["policy"].weight.shape[0] for n in (0, 1)] == [7, 4]
+    assert [layers[n].v_proj.scaling["policy"] for n in (0, 1)] == [1 / 7, 1 / 4]
+    assert type(layers[1].q_proj) is nn.Linear
+
+
 def test_so_are_those_of_several_adapters_on_other_layers() -> None:
     lm, first = adapted(targets=("v_proj",))
     settings = LoraSettings(rank=3, alpha=3, targets=("q_proj", "v_proj", "gate_proj"))

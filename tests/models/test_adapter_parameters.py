@@ -88,6 +88,31 @@ def test_plain_peft_and_a_merge_of_its_files_give_our_logits(
         torch.testing.assert_close(state[name].to("cpu"), tensor, msg=name)
 
 
+@pytest.mark.parametrize("layers", [(), (1,)])
+@torch.no_grad()
+def test_experts_and_routers_with_ranks_of_their_own_are_read_by_peft_and_by_us(
+    layers: tuple[int, ...], mixture: Callable[[str], Path], tmp_path: Path
+) -> None:
+    settings = BOTH.model_copy(update={
+        "rank_pattern": {"experts": 2, "layers.1.mlp.experts.down_proj": 4, "q_proj": 5},
+        "alpha_pattern": {"router": 9}, "layers_to_transform": layers,
+    })  # fmt: skip
+    base, to = mixture("qwen3_moe"), tmp_path / "adapter"
+    adapter = trained(base, settings)
+    ours: Any = adapter.lm(IDS).logits
+    write_adapter(adapter.parameters(), settings, str(base), to)  # proved by PEFT
+    torch.testing.assert_close(logits_of(to), ours, rtol=1e-4, atol=1e-5)
+    experts = "base_model.model.model.layers.1.mlp.experts"
+    a = {name: len(p) for name, p in adapter.parameters().items() if "lora_A" in name}
+    assert a[f"{experts}.lora_A.weight"] == 2 * a[f"{experts}.base_layer.lora_A.weight"]
+    assert (min(int(name.split(".")[4]) for name in a) == 1) == bool(layers)
+    changed = json.loads((to / "adapter_config.json").read_text("utf-8"))
+    changed["rank_pattern"]["model.layers.1.mlp.experts.down_proj"] = 8
+    (to / "adapter_config.json").write_text(json.dumps(changed), "utf-8")
+    with pytest.raises(UsageError, match=r"another rank than 8; correct its config"):
+        load_model(str(to), dtype=torch.float32)
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

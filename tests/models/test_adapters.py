@@ -365,6 +365,11 @@ def test_weights_of_another_adapter_are_refused_and_change_nothing(
         ({"targets": (".*_proj",)}, "is not the end of a layer"),
         ({"targets": ("q_proj", "q_proj")}, "q_proj: named twice"),
         ({"ranks": 8}, "unknown key"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj = 0: .*greater than or equal to 1"),
+        ({"alpha_pattern": {".*": 1}}, r"'\.\*' is not the end of a layer"),
+        ({"layers_to_transform": (-1,)}, "greater than or equal to 0"),
+        ({"layers_to_transform": (1, 1)}, "1: named twice"),
+        ({"exclude_modules": ("q_proj", "q_proj")}, "q_proj: named twice"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(values: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
 from postgrad.models.shapes import shape_of_init
-from postgrad.plan.activations import Blocks, kept_by_layer
+from postgrad.plan.activations import Blocks, kept, kept_by_layer
 from postgrad.plan.adapters import adapter_flops, merged_sizes, require_targets
 from postgrad.plan.held import moment_bytes
 from postgrad.plan.roles import PlannedRole
@@ -46,6 +46,37 @@ def test_parameters_and_moments_are_those_of_the_adapter(
     moments = [t for n, t in steps.state().items() if t.ndim == 2]
     assert moment_bytes(role) == sum(tensor.nbytes for tensor in moments)
     assert sum(merged_sizes(role.shape, lora)) * 2 == sum(t.numel() for _, t in adapter.merged())
+
+
+BY_LAYER = LoraSettings(
+    rank=3, targets=("q_proj", "o_proj", "experts", "router"), layers_to_transform=(1,),
+    rank_pattern={"o_proj": 5, "experts": 2, "layers.1.mlp.experts.down_proj": 7, "router": 1},
+)  # fmt: skip
+
+
+def test_ranks_and_places_of_single_layers_are_counted() -> None:
+    role = PlannedRole(
+        "policy", shape_of("qwen3_moe"), ModelSettings(path="x", lora=BY_LAYER), LearnerSettings()
+    )
+    adapter = add_adapter(
+        AutoModelForCausalLM.from_config(config_of("qwen3_moe", 37)), BY_LAYER, seed=0
+    )
+    parameters = adapter.parameters()
+    assert role.trained == sum(p.numel() for p in parameters.values())
+    assert moment_bytes(role) == 8 * role.trained
+    assert sum(merged_sizes(role.shape, BY_LAYER, 1)) == sum(t.numel() for _, t in adapter.merged())
+    assert merged_sizes(role.shape, BY_LAYER, 0) == []
+    experts = sum(p.numel() for name, p in parameters.items() if "experts" in name)
+    chosen, of = role.shape.counted.chosen, role.shape.counted.experts
+    per_token = role.trained - experts + experts * chosen // of
+    assert adapter_flops(role.shape, BY_LAYER) == 2 * per_token
+    nothing = LoraSettings(rank=3, targets=("q_proj",), layers_to_transform=(0,))
+    one = nothing.model_copy(update={"rank_pattern": {"q_proj": 10}})
+    blocks = Blocks(1.0, 1.0)
+    keeps = [
+        kept(role.shape, 4, lora, blocks, checkpointing=False, cpu=False) for lora in (nothing, one)
+    ]
+    assert keeps[1] - keeps[0] == 4 * 7  # of one layer
 
 
 def test_activations_count_each_row_of_an_expert() -> None:

@@ -197,6 +197,48 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    "more", [{}, {"quantize": "4bit"}, {"dtype": "bfloat16"}], ids=["float32", "4bit", "bfloat16"]
+)
+def test_pissa_has_the_base_as_its_reference_goes_on_after_a_kill_and_is_exported_for_it(
+    more: dict[str, Any],
+    make_recipe: Any,
+    console: Console,
+    models: Any,
+    seen: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    lora = {"dropout": 0.0, "init": "pissa", "rank_pattern": {"layers.0.mlp.down_proj": 2}}
+    model = adapted(models, **lora) | more
+    changes = {"algorithm": GRPO, "checkpoint": {"save_steps": 1}, "learner": {"lr": 1e-3}}
+    whole = make_recipe("rl", "whole", model=model, **changes)
+    killed = make_recipe("rl", "killed", model=model, **changes)
+    train(whole, console)
+    reference, policy = seen[0].roles.reference, seen[0].roles.policy
+    assert pointers(reference.backbone.lm) == pointers(policy.backbone.lm)
+    if not more:
+        lm: Any = load_model(models(0), dtype=torch.float32).lm
+        plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
+        found, wanted = (role.logprobs(some_sequences()).result() for role in (reference, plain))
+        assert found.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
+    kl = [line["policy/kl"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
+    assert kl[0] < 1e-3 < kl[-1]
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    export(Path(whole.run_dir), "latest", tmp_path / "adapter", adapter=True)
+    export(Path(whole.run_dir), "latest", tmp_path / "merged")
+    of_adapter, merged = (
+        dict(load_model(str(tmp_path / name), dtype=torch.float32).lm.named_parameters())
+        for name in ("adapter", "merged")
+    )
+    for name, weight in merged.items():
+        if "quantize" not in more:  # which is merged into the weights that four bits stand for
+            torch.testing.assert_close(of_adapter[name], weight, rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "dtype",
     [
         "bfloat16",

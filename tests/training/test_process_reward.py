@@ -17,6 +17,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data.settings import PairSettings
 from postgrad.data.step_tokens import load_steps
 from postgrad.evaluation.steps import sequences_of
+from postgrad.fleet.choices import Choices
 from postgrad.fleet.exported import ExportedRole
 from postgrad.learner.score import probabilities, step_scores
 from postgrad.models.score import load_score_model
@@ -189,7 +190,9 @@ def test_an_adapter_of_steps_is_not_written_alone(tmp_path: Path) -> None:
     lora = LoraSettings(rank=2, alpha=2)
     role = ExportedRole("reward_model.weights", "base", lora, True, separator="\n\n")
     with pytest.raises(UsageError, match="a head judges steps"):
-        role.export_adapter({}, tmp_path / "adapter")
+        role.export_adapter(
+            {}, tmp_path / "adapter", Choices("cpu", 1, True, "float32", None, None)
+        )
 
 
 @pytest.mark.slow

@@ -56,13 +56,20 @@ def test_an_adapter_has_the_defaults_of_its_library(program: Any) -> None:
     more = program(
         f"SFTTrainer('m', {ROWS}, peft_config=LoraConfig(r=4, lora_alpha=2, lora_dropout=0.1, "
         "target_modules=['q_proj'], use_rslora=True, bias='none', task_type='CAUSAL_LM', "
-        "modules_to_save=['lm_head'], layers_to_transform=[1]))"
+        "modules_to_save=['lm_head'], layers_to_transform=1, rank_pattern={'o_proj': 2}, "
+        "exclude_modules=['up_proj'], alpha_pattern={'.*q_proj': 1}, layers_pattern='h', "
+        "init_lora_weights='gaussian'))"
     )
     assert more.recipe["model"]["lora"] == {
         "rank": 4, "alpha": 2, "dropout": 0.1, "targets": ["q_proj"], "rslora": True,
-        "modules_to_save": ["lm_head"],
+        "modules_to_save": ["lm_head"], "rank_pattern": {"o_proj": 2},
+        "layers_to_transform": [1], "exclude_modules": ["up_proj"],
     }  # fmt: skip
-    assert lost(more).keys() == {"layers_to_transform"}
+    assert lost(more).keys() == {"layers_pattern", "lora_alpha_pattern", "lora_init"}
+    for init, here in (("'pissa_niter_8'", {"init": "pissa_niter_8"}), ("True", {})):
+        made = program(f"SFTTrainer('m', {ROWS}, peft_config=LoraConfig(init_lora_weights={init}))")
+        assert made.recipe["model"]["lora"] == {"rank": 8, "alpha": 8, **here}
+        assert not lost(made)
     other = program(f"SFTTrainer('m', {ROWS}, peft_config=PromptTuningConfig())")
     assert "one kind of adapter" in lost(other)["peft_config"][1]
     assert "lora" not in other.recipe["model"]

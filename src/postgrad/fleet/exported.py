@@ -74,7 +74,7 @@ class ExportedRole:
         )
 
     def export_adapter(
-        self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
+        self, weights: Mapping[str, Tensor], to: Path, choices: Choices, card: str | None = None
     ) -> None:
         """Writes the adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
@@ -85,7 +85,8 @@ class ExportedRole:
                 "the model is written with the adapter merged"
             )
         write_adapter(
-            weights, self.lora, self.base, to,
+            weights, self.lora, self.base, to, quantize=self.quantize,
+            dtype=compute_dtype(choices.dtype, torch.device("cpu")),
             chat_template=self.template, eos_token=self.eos_token, card=card,
         )  # fmt: skip
 

@@ -13,10 +13,11 @@ from transformers import AutoModelForSequenceClassification, GenerationConfig
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained, split_revision
+from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapter_targets import target_layers, target_weights
-from postgrad.models.adapters import add_adapter
+from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.config import load_config, load_generation_config
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
@@ -26,7 +27,7 @@ from postgrad.models.load import load_model, require_readable, skeleton
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LINEAR, LoraSettings, is_target, longest_first
 from postgrad.models.stored import StoredTensor, real
 from postgrad.models.supported import causal_class, reads_images
 from postgrad.models.tokenizer import load_tokenizer
@@ -42,18 +43,21 @@ def write_adapter(
     base: str,
     to: Path,
     *,
+    quantize: Quantize = "none",
+    dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
     chat_template: str = "",
     eos_token: Sequence[str] = (),
     card: str | None = None,
 ) -> None:
-    """Writes an adapter as PEFT's directory, with the base's tokenizer.
+    """Writes an adapter as PEFT's directory, with the base's tokenizer. One of PiSSA becomes one of
+    twice the rank, which changes the base as it is.
 
     weights: by the names of Adapter.parameters. base: the directory or hub id of the frozen model.
-    chat_template, eos_token, card: see export_hf. `to` exists only after plain PEFT has read the
-    files onto the base in float32 and given the same logits (or scores). Raises UsageError where
-    `to` exists already, RunError where it cannot be written or the reload differs; nothing is left
-    then.
+    quantize, dtype: what the adapter was trained on, see `merged_state`. chat_template, eos_token,
+    card: see export_hf. `to` exists only after plain PEFT has read the files onto the base in
+    float32 and given the same logits (or scores). Raises UsageError where `to` exists already,
+    RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} already exists: choose another directory")
@@ -62,6 +66,9 @@ def write_adapter(
             f"--adapter: the run started from the adapter {base}, merged into its base, and an "
             "adapter alone would need a base that no file has: export without --adapter"
         )
+    if settings.keeps_start:
+        adapter = _on_base(base, weights, settings, quantize, dtype)
+        weights, settings = adapter.plain_weights(), settings.plain()
     tokenizer = with_template(load_tokenizer(base), chat_template)
     generation = None
     if eos_token:
@@ -90,13 +97,10 @@ def merged_state(
     where the adapter is of another model.
 
     quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
-    weights in `dtype`, it is merged as they read, not into the weights that they came from.
+    weights in `dtype`, it is merged as they read, not into the weights that they came from. So it
+    is where PiSSA began from weights in `dtype`.
     """
-    load = load_score_model if HEAD_WEIGHT in weights else load_model
-    read_in = torch.float32 if quantize == "none" else dtype
-    model = load(base, dtype=read_in, quantize=quantize, in_files=True, images=True)
-    adapter = add_adapter(model.lm, settings, seed=0)
-    adapter.load(weights)
+    adapter = _on_base(base, weights, settings, quantize, dtype)
     state = dict(adapter.frozen())
     for name, tensor in adapter.merged():
         if name in state and not isinstance(tensor, StoredTensor):
@@ -104,6 +108,23 @@ def merged_state(
         else:  # also the score head, which the base has none of
             state[name] = tensor
     return state
+
+
+def _on_base(
+    base: str,
+    weights: Mapping[str, Tensor],
+    settings: LoraSettings,
+    quantize: Quantize,
+    dtype: torch.dtype,
+) -> Adapter:
+    """The adapter on its base, read as `merged_state` says."""
+    load = load_score_model if HEAD_WEIGHT in weights else load_model
+    plain = quantize == "none" and not settings.keeps_start
+    read_in = torch.float32 if plain else dtype
+    model = load(base, dtype=read_in, quantize=quantize, in_files=True, images=True)
+    adapter = add_adapter(model.lm, settings, seed=0)
+    adapter.load(weights)
+    return adapter
 
 
 def export_merged(adapter: Path, to: Path) -> None:
@@ -140,10 +161,12 @@ class _AdapterSaver:
 
         scores, saved = HEAD_WEIGHT in self.weights, self.settings.modules_to_save
         name, revision = split_revision(self.base)
-        modules, parameters = self._targets()
+        modules, parameters, patterns = self._placed()
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
+            rank_pattern=patterns[0],
+            alpha_pattern=patterns[1],
             use_rslora=self.settings.rslora,
             use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
@@ -167,17 +190,39 @@ class _AdapterSaver:
             self.generation.save_pretrained(folder)
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
-    def _targets(self) -> tuple[list[str], list[str]]:
-        """PEFT's target_modules and target_parameters."""
-        targets = self.settings.targets
-        if not targets:
-            return list(last_names(self.weights)), []
+    def _placed(self) -> tuple[list[str], list[str], list[dict[str, int]]]:
+        """PEFT's target_modules, target_parameters, and its patterns of ranks and alphas. Where
+        layers of a target have no adapter, those that have one are named whole, one by one.
+        """
+        settings = self.settings
         config = load_config(self.base)
         lm = skeleton(config, causal_class(config), self.base)
-        weights = ends_of(target_weights(lm, self.settings))
-        linear = target_layers(lm, self.settings)
-        modules = [t for t in targets if any(f".{name}".endswith(f".{t}") for name in linear)]
-        return modules, weights
+        linear, weights = target_layers(lm, settings), target_weights(lm, settings)
+        names = dict.fromkeys(linear, LINEAR) | {n: mixture_weights(lm)[n] for n in weights}
+        patterns = [
+            _pefts_pattern(pattern, names)
+            for pattern in (settings.rank_pattern, settings.alpha_pattern)
+        ]
+        if settings.exclude_modules or settings.layers_to_transform:
+            return linear, weights, patterns
+        modules = [t for t in settings.targets if any(is_target(t, n, LINEAR) for n in linear)]
+        if not settings.targets:
+            modules = list(last_names(self.weights))
+        return modules, ends_of(weights), patterns
+
+
+def _pefts_pattern(pattern: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:
+    """A pattern as PEFT reads it, which knows weights of experts and routers by their own names
+    alone. names: of what has an adapter, with its kind.
+    """
+    ours: dict[str, int] = {}
+    for end, value in longest_first(pattern).items():
+        if any(is_target(end, name, LINEAR) for name, kind in names.items() if kind == LINEAR):
+            ours[end] = value
+        for name, kind in names.items():
+            if kind != LINEAR and is_target(end, name, kind):
+                ours.setdefault(name, value)
+    return ours
 
 
 @torch.no_grad()

@@ -13,23 +13,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
-from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
 from postgrad.models.adapter_products import changed_products, narrow_products
 from postgrad.models.adapter_reader import HEAD
-from postgrad.models.attention import to_device
+from postgrad.models.adapter_start import (
+    FreshA,
+    StartingFactors,
+    fresh_factors,
+    principal_factors,
+)
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
 from postgrad.models.linear import multiply
 from postgrad.models.score import in_float32
-from postgrad.models.settings import SIBLINGS
-from postgrad.models.stored import Box, StoredTensor, whole_box
+from postgrad.models.settings import KAIMING, SIBLINGS
+from postgrad.models.stored import Box, StoredTensor, real, whole_box
 
 
 class _SharedParts:
@@ -82,7 +85,8 @@ class Siblings:
         def parts(x: Tensor) -> dict[int, Tensor]:
             pairs = [each.matrices(name) for each in self._layers]
             all_a, all_b = [a for a, _ in pairs], [b for _, b in pairs]
-            products = changed_products(x, base, layer.scaling[name], all_a, all_b)
+            scales = [each.scaling.get(name, 1.0) for each in self._layers]
+            products = changed_products(x, base, scales, all_a, all_b)
             split = products.split([each.out_features for each in self._layers], -1)
             return {n: part for n, part in enumerate(split) if name in self._layers[n].lora_A}
 
@@ -137,15 +141,25 @@ class AdaptedLinear(Linear):
 
     siblings: Siblings
     place: int
+    lora_start: nn.ModuleDict  # StartingFactors of adapters by PiSSA
 
     def matrices(self, name: str) -> tuple[Tensor, Tensor]:
-        """A [rank, in] and B [out, rank] of an adapter, of rank 0 where the layer has none."""
+        """A [rank, in] and B [out, rank] of an adapter, of rank 0 where the layer has none; with
+        PiSSA those whose product is what the adapter changes, of twice the rank.
+        """
         if name not in self.lora_A:
             like: Any = self.base_layer.weight
             return like.new_empty(0, self.in_features), like.new_empty(self.out_features, 0)
         a: Any = self.lora_A[name]
         b: Any = self.lora_B[name]
-        return a.weight, b.weight
+        return self.beside_start(name, a.weight, b.weight)
+
+    def beside_start(self, name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B of an adapter, with PiSSA beside those that it began with."""
+        if name not in self.lora_start:
+            return a, b
+        start: Any = self.lora_start[name]
+        return start.beside(a, b)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """x: [..., in]; returns [..., out] in the dtype of the base's result."""
@@ -200,6 +214,7 @@ def own_layers(lm: nn.Module) -> None:
             siblings = Siblings(layers)
             for place, layer in enumerate(layers):
                 layer.__class__ = AdaptedLinear
+                layer.lora_start = nn.ModuleDict()
                 layer.siblings, layer.place = siblings, place
 
 
@@ -214,29 +229,30 @@ def join_siblings(lm: nn.Module) -> None:
 
 @torch.no_grad()
 def give_weights(
-    lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int
+    lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, init: str, seed: int
 ) -> None:
-    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the score head's
-    copy. layers: those of `lm` with the adapter `name`, by name.
+    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs), and zero B, or those of
+    PiSSA; the score head's copy. layers: those of `lm` with the adapter `name`, by name.
     """
     for layer_name, layer in layers:
         if isinstance(copies := getattr(layer, "modules_to_save", None), nn.ModuleDict):
             if layer_name == HEAD:
                 in_float32(copies[name])
             continue
+        rank = layer.r[name]
         if isinstance(layer, AdaptedWeight):
             base: Any = lm.get_parameter(frozen_name(layer_name, layer))
             shape_a, shape_b = layer.shapes(rank)
         else:
             base = layer.get_base_layer().weight
             shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
-        draw_a = _FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
-        if isinstance(base, StoredTensor):
-            a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
-            b = StoredTensor(shape_b, torch.float32, base.device, _zeros)
+        if init != KAIMING and not base.is_meta:
+            weight = real(base_weight(layer))
+            a, b = principal_factors(weight, rank, layer.scaling[name], init, seed, layer_name)
+            layer.lora_start[name] = StartingFactors(a, b)
         else:
-            a = to_device(draw_a(whole_box(shape_a)).numpy(), base.device)
-            b = torch.zeros(shape_b, device=base.device)
+            draw = FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
+            a, b = fresh_factors(base, shape_a, shape_b, draw)
         layer.lora_A[name].weight = nn.Parameter(a)
         layer.lora_B[name].weight = nn.Parameter(b)
 
@@ -273,26 +289,6 @@ class _StoredLengths:
 
     def __call__(self, box: Box) -> Tensor:
         return row_lengths(self.weight.block((box[0], whole_box(self.weight.shape)[1])))
-
-
-@dataclass(frozen=True, slots=True)
-class _FreshA:
-    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
-
-    seed: int
-    stream: str
-    width: int
-
-    def __call__(self, box: Box) -> Tensor:
-        (row, rows), (column, columns) = box
-        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
-        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
-        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
-        return a.view(rows, columns)
-
-
-def _zeros(box: Box) -> Tensor:
-    return torch.zeros([count for _, count in box])
 
 
 def give_dropout(

@@ -29,8 +29,7 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
     names = {match[1] for name in adapter.weights if (match := LAYER.fullmatch(name))}
     stacks = {name for name in names if is_of_parameter(name, adapter.parameters)}
     names -= stacks
-    ends = tuple(f".{target}" for target in adapter.settings.targets)
-    missing = sorted(name for name in layers if f".{name}".endswith(ends) and name not in names)
+    missing = sorted(n for n in layers if adapter.settings.adapts(n) and n not in names)
     if missing:
         raise UsageError(
             f"{path}/{ADAPTER_WEIGHTS} has no weights for {missing[0]} and {len(missing) - 1} "
@@ -39,12 +38,14 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
         )
     products = _products(adapter, names, layers, path)
     merge_parameters(
-        lm, _factors(adapter, stacks), adapter.parameters, weight, f"{path}/{ADAPTER_WEIGHTS}"
-    )
+        lm, _factors(adapter, stacks), adapter.parameters, adapter.settings, weight,
+        f"{path}/{ADAPTER_WEIGHTS}",
+    )  # fmt: skip
     for name, pair in products.items():
         matrix = layers[name].weight
         magnitude = adapter.magnitudes.get(name)
-        merged = partial(changed_matrix, pair, adapter.scales[name], magnitude, weight)
+        scale = adapter.settings.scale_of(name)
+        merged = partial(changed_matrix, pair, scale, magnitude, weight)
         if isinstance(matrix, StoredTensor):
             layers[name].weight = nn.Parameter(matrix.mapped(merged))
         else:
@@ -75,14 +76,13 @@ def _products(
     return products
 
 
-def _factors(adapter: AdapterFile, names: set[str]) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A, B and scale of layers of the file."""
+def _factors(adapter: AdapterFile, names: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of layers of the file."""
     weights, start = adapter.weights, PREFIX
     return {
         name: (
             weights[f"{start}{name}.lora_A.weight"],
             weights[f"{start}{name}.lora_B.weight"],
-            adapter.scales[name],
         )
         for name in names
     }

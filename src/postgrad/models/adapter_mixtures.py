@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
-from postgrad.models.settings import EXPERTS, ROUTER
+from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings
 from postgrad.models.supported import experts_of
 
 PREFIX = "adapted_"  # of the name of the child that has a weight's adapters
@@ -42,15 +42,18 @@ def mixture_weights(lm: Any) -> dict[str, str]:
     return weights
 
 
-def attach(lm: Any, names: Iterable[str], adapter: str, scale: float) -> None:
+def attach(lm: Any, names: Iterable[str], adapter: str, settings: LoraSettings) -> None:
     """Puts an adapter without weights of its own on these weights of a model, by name."""
+    kinds = mixture_weights(lm)
     for name in names:
         owner_name, _, end = name.rpartition(".")
         owner = lm.get_submodule(owner_name)
         if not hasattr(owner, PREFIX + end):
             owner.add_module(PREFIX + end, AdaptedWeight(owner, end, lm.config.model_type))
         adapted: Any = owner.get_submodule(PREFIX + end)
-        adapted.add(adapter, scale)
+        adapted.add(
+            adapter, settings.rank_of(name, kinds[name]), settings.scale_of(name, kinds[name])
+        )
 
 
 def frozen_name(layer_name: str, layer: nn.Module) -> str:
@@ -108,6 +111,7 @@ class AdaptedWeight(nn.Module):
         self._kind = kind
         self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
         self.lora_magnitude_vector = nn.ModuleDict()  # DoRA's, which these never have
+        self.r: dict[str, int] = {}
         self.scaling: dict[str, float] = {}
         self.active_adapters: list[str] = []
         self.disable_adapters = False
@@ -115,10 +119,10 @@ class AdaptedWeight(nn.Module):
         owner.register_forward_pre_hook(self._replace)
         owner.register_forward_hook(self._put_back, always_call=True)
 
-    def add(self, name: str, scale: float) -> None:
+    def add(self, name: str, rank: int, scale: float) -> None:
         """One more adapter; whoever calls this gives it weights."""
         self.lora_A[name], self.lora_B[name] = nn.Module(), nn.Module()
-        self.scaling[name] = scale
+        self.r[name], self.scaling[name] = rank, scale
         self.active_adapters = self.active_adapters or [name]
 
     def set_adapter(self, names: list[str]) -> None:

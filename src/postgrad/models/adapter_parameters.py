@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_mixtures import changed_stack, in_peft
-from postgrad.models.settings import EXPERTS
+from postgrad.models.settings import EXPERTS, LoraSettings
 from postgrad.models.stored import StoredTensor
 
 INSIDE = ".base_layer"
@@ -51,14 +51,15 @@ def weights_of(lm: nn.Module, parameters: Sequence[str]) -> dict[str, str]:
 
 def merge_parameters(
     lm: nn.Module,
-    layers: Mapping[str, tuple[Tensor, Tensor, float]],
+    layers: Mapping[str, tuple[Tensor, Tensor]],
     parameters: Sequence[str],
+    settings: LoraSettings,
     share: float,
     file: str,
 ) -> None:
-    """Adds share * scale * B A of every expert to the weights that are named. layers: A, B and
-    scale by name in the file. Raises UsageError, and changes nothing, where they are of another
-    model.
+    """Adds share * scale * B A of every expert to the weights that are named. layers: A and B by
+    name in the file. settings: their ranks and scales. Raises UsageError, and changes nothing,
+    where they are of another model.
     """
     weights = weights_of(lm, parameters)
     for name in sorted(weights.keys() ^ layers.keys()):
@@ -68,12 +69,13 @@ def merge_parameters(
             + ("which its config names: it is cut" if name in weights else "and its base has none")
         )
     changes: list[tuple[Any, str, Any]] = []
-    for name, (a, b, scale) in layers.items():
+    for name, (a, b) in layers.items():
+        rank, scale = (of(weights[name]) for of in (settings.rank_of, settings.scale_of))
         owner, _, end = weights[name].rpartition(".")
         module = lm.get_submodule(owner)
         weight: Any = module.get_parameter(end)
         transposed = weight.ndim == 3 and bool(getattr(module, "is_transposed", False))
-        _require_shape(weight, a, b, weights[name], file, transposed=transposed)
+        _require_shape(weight, a, b, weights[name], file, rank=rank, transposed=transposed)
 
         def merged(w: Tensor, b: Tensor = b, a: Tensor = a, s: float = scale, t: bool = transposed):
             return changed_stack((b, a), s, share, w, transposed=t)
@@ -88,15 +90,15 @@ def merge_parameters(
 
 
 def _require_shape(
-    weight: Tensor, a: Tensor, b: Tensor, name: str, file: str, *, transposed: bool
+    weight: Tensor, a: Tensor, b: Tensor, name: str, file: str, *, rank: int, transposed: bool
 ) -> None:
     outputs, inputs = weight.shape[-2:] if weight.ndim in (2, 3) else (0, 0)
     experts = weight.shape[0] if weight.ndim == 3 else 1
     if transposed:
         inputs, outputs = outputs, inputs
-    if (a.shape[1], b.shape[0]) != (inputs, outputs) or len(a) != b.shape[1] or len(a) % experts:
+    if (*a.shape, *b.shape) != (experts * rank, inputs, outputs, experts * rank):
         raise UsageError(
             f"{file} changes {name} by A of shape {tuple(a.shape)} and B of shape "
             f"{tuple(b.shape)}, and in its base it has the shape {tuple(weight.shape)}: the "
-            "adapter was trained on another model; correct base_model_name_or_path"
+            f"adapter is of another model or another rank than {rank}; correct its config"
         )

@@ -71,17 +71,17 @@ class _RoundedProduct(torch.autograd.Function):
 def changed_products(
     x: Tensor,
     base: tuple[Tensor, Tensor | None],
-    scale: float,
+    scales: Sequence[float],
     all_a: Sequence[Tensor],
     all_b: Sequence[Tensor],
 ) -> Tensor:
     """x W^T + bias + scale x A^T B^T of layers that read the same x [..., in], side by side, [...,
     all out], with gradients of x, A and B. base: their frozen W [all out, in] and bias [all out];
-    all_a: the A [rank, in] of each; all_b: the B [out, rank] of each, whose rank is 0 where a layer
-    has no adapter.
+    scales: of each; all_a: the A [rank, in] of each; all_b: the B [out, rank] of each, whose rank
+    is 0 where a layer has no adapter.
     """
     rows = x.reshape(-1, x.shape[-1])
-    products: Any = _ChangedProducts.apply(rows, *base, scale, *all_a, *all_b)
+    products: Any = _ChangedProducts.apply(rows, *base, tuple(scales), *all_a, *all_b)
     return products.view(*x.shape[:-1], products.shape[-1])
 
 
@@ -94,12 +94,17 @@ class _ChangedProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *factors: Tensor
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scales: tuple[float, ...],
+        *factors: Tensor,
     ) -> Tensor:
-        a, b = _narrow(factors, (scale, 1.0), rows.dtype)
+        a, b = _narrow(factors, (*scales, *(1.0 for _ in scales)), rows.dtype)
         low = rows @ a.t()
         ctx.save_for_backward(rows, low, weight, *factors)
-        ctx.scale = scale
+        ctx.scales = scales
         return _with_product(nn.functional.linear(rows, weight, bias), low, b.t())
 
     @staticmethod
@@ -107,7 +112,7 @@ class _ChangedProducts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, low, weight, *factors = ctx.saved_tensors
         (gradient,) = gradients
-        a, b = _narrow(factors, (1.0, ctx.scale), rows.dtype)
+        a, b = _narrow(factors, (*(1.0 for _ in ctx.scales), *ctx.scales), rows.dtype)
         of_low = gradient @ b
         of_rows = None
         if ctx.needs_input_grad[0]:
@@ -123,11 +128,11 @@ class _ChangedProducts(torch.autograd.Function):
 
 
 def _narrow(
-    factors: Sequence[Tensor], scales: tuple[float, float], dtype: torch.dtype
+    factors: Sequence[Tensor], scales: Sequence[float], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """A [all ranks, in] and B [all out, all ranks], each times a scale, in a dtype. factors: the A
-    of all layers, then their B. Both lie in one array: torch's compiler writes at most eight at
-    once, and so those of a whole layer.
+    """A [all ranks, in] and B [all out, all ranks] in a dtype. factors: the A of all layers, then
+    their B; scales: what each is multiplied by. Both lie in one array: torch's compiler writes at
+    most eight at once, and so those of a whole layer.
     """
     half = len(factors) // 2
     all_a, all_b = factors[:half], factors[half:]
@@ -136,7 +141,7 @@ def _narrow(
         nn.functional.pad(b, (sum(ranks[:place]), sum(ranks[place + 1 :])))
         for place, b in enumerate(all_b)
     ]
-    scaled = [scales[0] * a for a in all_a] + [scales[1] * b for b in rows]
+    scaled = [scale * factor for scale, factor in zip(scales, [*all_a, *rows], strict=True)]
     flat = torch.cat([factor.to(dtype).flatten() for factor in scaled])
     split = sum(ranks) * all_a[0].shape[1]
     return flat[:split].view(sum(ranks), -1), flat[split:].view(-1, sum(ranks))

@@ -1,6 +1,5 @@
 """Adapters in PEFT's directories, read strictly."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,16 +33,16 @@ MAGNITUDE = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_magnitude_vector(?:\.wei
 READ = {
     "peft_type", "base_model_name_or_path", "task_type", "r", "lora_alpha", "lora_dropout",
     "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping", "use_rslora",
-    "use_dora", "rank_pattern", "alpha_pattern", "target_parameters",
+    "use_dora", "rank_pattern", "alpha_pattern", "target_parameters", "exclude_modules",
+    "layers_to_transform", "layers_pattern",
 }  # fmt: skip
 HARMLESS = {
     "peft_version", "inference_mode", "megatron_core", "qalora_group_size",
-    "exclude_modules",  # layers without an adapter, which the weights show too
 }  # fmt: skip
 FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
 
 PLAIN_NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)
-LARGEST_ALPHA = 2**31
+NO_LAYERS_PATTERN = (None, "", [], "layers", ["layers"])  # PEFT's names of the list of layers
 FINITE_PART = 2**24  # numbers that are looked at in one go
 
 
@@ -56,7 +55,6 @@ class AdapterFile:
     # "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     weights: Mapping[str, Tensor]
     settings: LoraSettings
-    scales: Mapping[str, float]  # by layer: what B A is multiplied by
     magnitudes: Mapping[str, Tensor]  # by layer, of DoRA: [outputs] the lengths of W's rows
     saved: Mapping[str, Tensor]  # by name in the base: weights that were trained whole
     parameters: tuple[str, ...]  # weights of experts and routers, by the ends of their names
@@ -90,22 +88,8 @@ def read_adapter(path: str | Path) -> AdapterFile:
         weights = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{folder / ADAPTER_WEIGHTS} cannot be read: {error}") from error
-    saved = config.get("modules_to_save") or []
-    _require_whole(weights, saved, config, folder / ADAPTER_WEIGHTS)
-    try:
-        settings = LoraSettings.model_validate(
-            {
-                "rank": config.get("r"),
-                "alpha": config.get("lora_alpha"),
-                "rslora": config.get("use_rslora", False),
-                "dora": config.get("use_dora", False),
-                "dropout": config.get("lora_dropout", 0.0),
-                "targets": _targets(weights, config),
-            }
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{folder}/{ADAPTER_CONFIG}: {first['loc'][0]}: {first['msg']}") from error
+    settings = _settings(weights, config, folder)
+    _require_whole(weights, settings, config, folder / ADAPTER_WEIGHTS)
     magnitudes = {
         match[1]: tensor for name, tensor in weights.items() if (match := MAGNITUDE.fullmatch(name))
     }
@@ -114,9 +98,32 @@ def read_adapter(path: str | Path) -> AdapterFile:
         for name, tensor in weights.items()
         if ".lora_" not in name and name != HEAD_WEIGHT
     }
-    scales = _scales(weights, config, folder / ADAPTER_CONFIG)
     named, base = tuple(config.get("target_parameters") or ()), adapter_base(folder)
-    return AdapterFile(weights, settings, scales, magnitudes, trained_whole, named, base)
+    return AdapterFile(weights, settings, magnitudes, trained_whole, named, base)
+
+
+def _settings(
+    weights: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path
+) -> LoraSettings:
+    try:
+        return LoraSettings.model_validate(
+            {
+                "rank": config.get("r"),
+                "alpha": config.get("lora_alpha"),
+                "rslora": config.get("use_rslora", False),
+                "dora": config.get("use_dora", False),
+                "dropout": config.get("lora_dropout", 0.0),
+                "targets": _targets(weights, config),
+                "rank_pattern": _pattern(config, "rank_pattern", folder),
+                "alpha_pattern": _pattern(config, "alpha_pattern", folder),
+                "layers_to_transform": _layers(config),
+                "exclude_modules": _excluded(config),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{folder}/{ADAPTER_CONFIG}: {place}: {first['msg']}") from error
 
 
 def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
@@ -138,11 +145,10 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
+        "layers_pattern": config.get("layers_pattern") not in NO_LAYERS_PATTERN,
     }
     refused = [key for key in foreign if key != "revision"]
     refused += [key for key in wrong if wrong[key]]
-    if config.get("target_parameters"):  # patterns name weights, which the file does not
-        refused += [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
     if refused:
         raise UsageError(
             f"{folder}/{ADAPTER_CONFIG} asks for {refused[0]} = {config.get(refused[0])!r}, which "
@@ -176,11 +182,13 @@ def last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _require_whole(
-    weights: Mapping[str, Tensor], saved: Sequence[str], config: Mapping[str, Any], file: Path
+    weights: Mapping[str, Tensor], settings: LoraSettings, config: Mapping[str, Any], file: Path
 ) -> None:
     """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers, with DoRA also a
-    magnitude [outputs]. saved: names of modules that were trained whole.
+    magnitude [outputs]. Ranks of experts and routers that a pattern may change are seen once their
+    base is read: patterns name weights, which the file does not.
     """
+    saved = config.get("modules_to_save") or []
     for name, tensor in weights.items():
         match = LAYER.fullmatch(name)
         if not match and not MAGNITUDE.fullmatch(name) and not _is_saved(name, saved):
@@ -189,11 +197,11 @@ def _require_whole(
             other = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
             if other not in weights:
                 raise UsageError(f"{file}: {name} has no {other}")
-            rank = _of_pattern(config, "rank_pattern", match[1], config.get("r"), file)
+            rank = settings.rank_of(match[1])
             stacked = is_of_parameter(match[1], config.get("target_parameters") or ())
-            if tensor.ndim != 2 or not _is_of_rank(
-                tensor.shape[0 if match[2] == "A" else 1], rank, stacked=stacked
-            ):
+            each = 1 if settings.rank_pattern else rank
+            rows = tensor.shape[0 if match[2] == "A" else -1] if tensor.ndim == 2 else 0
+            if not rows or (rows % each if stacked else rows != rank):
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not _is_finite(tensor):
@@ -214,49 +222,42 @@ def _require_whole(
             )
 
 
-def _is_of_rank(rows: int, rank: Any, *, stacked: bool) -> bool:
-    """stacked: of all experts, `rank` rows each."""
-    return rows == rank or (stacked and isinstance(rank, int) and rank > 0 == rows % rank)
-
-
 def _is_saved(name: str, saved: Sequence[str]) -> bool:
     """Whether a weight is of a module in modules_to_save."""
     owner = name.removeprefix(PREFIX).rpartition(".")[0]
     return name == HEAD_WEIGHT or any(f".{owner}".endswith(f".{module}") for module in saved)
 
 
-def _scales(
-    weights: Mapping[str, Tensor], config: Mapping[str, Any], file: Path
-) -> dict[str, float]:
-    """By layer alpha / rank, and of rsLoRA alpha / sqrt(rank)."""
-    scales: dict[str, float] = {}
-    for name, tensor in weights.items():
-        if (match := LAYER.fullmatch(name)) and match[2] == "A":
-            alpha = _of_pattern(config, "alpha_pattern", match[1], config.get("lora_alpha"), file)
-            if not isinstance(alpha, int | float) or not 0 < alpha < LARGEST_ALPHA:
-                raise UsageError(f"{file}: lora_alpha of {match[1]} is {shown(alpha)}")
-            stacked = is_of_parameter(match[1], config.get("target_parameters") or ())
-            rank = config["r"] if stacked else tensor.shape[0]
-            scales[match[1]] = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return scales
-
-
-def _of_pattern(config: Mapping[str, Any], key: str, layer: str, default: Any, file: Path) -> Any:
-    """The value of the first name in a pattern table that ends the layer's name. Raises UsageError
-    for a regular expression: those of a stranger may take for ever.
+def _pattern(config: Mapping[str, Any], key: str, folder: Path) -> dict[str, Any]:
+    """A table of PEFT's, in which the first name that ends a layer's holds, without names that
+    never do. Raises UsageError for a regular expression: those of a stranger may take for ever.
     """
     table = config.get(key) or {}
     if not isinstance(table, dict):
-        raise UsageError(f"{file.parent / ADAPTER_CONFIG}: {key} is {shown(table)}, and no table")
+        raise UsageError(f"{folder / ADAPTER_CONFIG}: {key} is {shown(table)}, and no table")
+    pattern: dict[str, Any] = {}
     for name, value in table.items():
         if not PLAIN_NAME.fullmatch(str(name)):
             raise UsageError(
-                f"{file.parent / ADAPTER_CONFIG}: {key} has the pattern {shown(name)}, and only "
+                f"{folder / ADAPTER_CONFIG}: {key} has the pattern {shown(name)}, and only "
                 "names of layers are read: merge it into its base with PEFT"
             )
-        if f".{layer}".endswith(f".{name}"):
-            return value
-    return default
+        if not any(f".{name}".endswith(f".{earlier}") for earlier in pattern):
+            pattern[name] = value
+    return pattern
+
+
+def _layers(config: Mapping[str, Any]) -> Any:
+    layers = config.get("layers_to_transform")
+    layers = [] if layers is None else layers
+    return tuple(layers) if isinstance(layers, list) else (layers,)
+
+
+def _excluded(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of the layers without an adapter those that are named: the weights show all of them."""
+    named = config.get("exclude_modules")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    return tuple(dict.fromkeys(name for name in names if PLAIN_NAME.fullmatch(name)))
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -11,9 +11,14 @@ from postgrad.core.errors import UsageError
 from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD
-from postgrad.models.attention import carries_states
-from postgrad.models.refusals import no_dropout, no_part_of_mixtures, tied_apart
-from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
+from postgrad.models.attention import carries_states, text_config
+from postgrad.models.refusals import (
+    no_dropout,
+    no_part_of_mixtures,
+    require_effect,
+    tied_apart,
+)
+from postgrad.models.settings import EXPERTS, LINEAR, ROUTER, LoraSettings, is_target
 
 
 def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
@@ -49,29 +54,23 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
             "adapter could be attached to: train all its weights"
         )
     weights = mixture_weights(lm)
+    named = dict.fromkeys(linear, LINEAR) | weights
     for target in settings.targets:
-        if any(f".{name}".endswith(f".{target}") for name in linear):
-            continue
-        if not any(is_target(target, name, kind) for name, kind in weights.items()):
+        if not any(is_target(target, name, kind) for name, kind in named.items()):
             raise _unknown_target(lm, target, linear, weights)
-    ends = tuple(f".{target}" for target in settings.targets) or ("",)
-    return [name for name in linear if f".{name}".endswith(ends)]
+    require_effect(settings, named, text_config(lm).num_hidden_layers)
+    return [name for name in linear if settings.adapts(name)]
 
 
 def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
     """Names of the weights of experts and routers that an adapter of these settings stands on, in
     the model's order: those that its targets name.
 
-    Raises UsageError for dropout and DoRA on them, which PEFT has no files for either.
+    Raises UsageError for dropout, DoRA and PiSSA on them, which PEFT does not have either.
     """
-    names = [
-        name
-        for name, kind in mixture_weights(lm).items()
-        if any(is_target(target, name, kind) for target in settings.targets)
-    ]
-    for key in ("dropout", "dora") if names else ():
-        if getattr(settings, key):
-            raise no_part_of_mixtures(key, ends_of(names))
+    names = [name for name, kind in mixture_weights(lm).items() if settings.adapts(name, kind)]
+    if names and settings.linear_alone:
+        raise no_part_of_mixtures(settings.linear_alone[0], ends_of(names))
     return names
 
 

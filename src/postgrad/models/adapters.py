@@ -23,7 +23,7 @@ from postgrad.models.adapter_mixtures import AdaptedWeight, attach, frozen_name,
 from postgrad.models.adapter_reader import HEAD, PREFIX
 from postgrad.models.adapter_targets import saved_modules, target_layers, target_weights
 from postgrad.models.four_bits import FourBitLinear, base_weight
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, longest_first
 from postgrad.models.stored import StoredTensor, realise
 
 LENGTHS = "lora_magnitude_vector"  # PEFT's name of DoRA's lengths of rows
@@ -37,9 +37,9 @@ def add_adapter(
     """A new adapter on `lm`, a transformers decoder with an output head or a `score` head.
 
     Every weight that was there is frozen. A is drawn from (seed, name of the adapter, name of the
-    layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
-    `score` head is copied and the copy trained. All of it is float32, whatever the model computes
-    in; copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
+    layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; of
+    PiSSA, but for rounding. A `score` head is copied and the copy trained. All of it is float32;
+    copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
     adapter acts from now on, a later one only while it is `active`. Raises UsageError for unknown
     targets and modules; ValueError for a name that is taken, and a later one with other modules.
     """
@@ -48,8 +48,7 @@ def add_adapter(
     from postgrad.models import adapter_layers
 
     targets, saved = target_layers(lm, settings), saved_modules(lm, settings)
-    weights = target_weights(lm, settings)
-    layers = _layers(lm)
+    weights, layers = target_weights(lm, settings), _layers(lm)
     _require_new(lm, name, saved)
     acting = _acting(layers) if layers else name
     trained = [(p, bool(layers) and p.requires_grad) for p in lm.parameters()]
@@ -57,17 +56,19 @@ def add_adapter(
         r=settings.rank,
         lora_alpha=settings.alpha,
         use_rslora=settings.rslora,
+        rank_pattern=longest_first(settings.rank_pattern),
+        alpha_pattern=longest_first(settings.alpha_pattern),
         target_modules=targets or peft.utils.constants.DUMMY_TARGET_MODULES,
         modules_to_save=saved or None,
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
-        # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
-        with _without_type(lm):
+        # several adapters are meant; patterns name experts and routers too, which PEFT does not see
+        warnings.filterwarnings("ignore", "Already found a `peft_config`|.*keys did not match any")
+        with _without_type(lm):  # low_cpu_mem_usage: PEFT draws no weights, touches no generator
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
-    attach(lm, weights, name, settings.scale)
+    attach(lm, weights, name, settings)
     adapter_layers.own_layers(lm)
-    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, settings.rank, seed)
+    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, settings.init, seed)
     if settings.dora:
         adapter_layers.give_lengths(_adapted_layers(lm, name), name)
     _adapted.pop(lm)
@@ -136,6 +137,20 @@ class Adapter:
         parameters = dict(self.lm.named_parameters())  # every time: sharding replaces parameters
         return {in_file: parameters[name] for in_file, name in self._parameter_names.items()}
 
+    @torch.no_grad()
+    def plain_weights(self) -> dict[str, Tensor]:
+        """The weights of an adapter without a start of its own that changes the base as this one of
+        PiSSA: A over the first A, B beside minus the first B, times the scale (`plain_settings`).
+        By the names of `parameters`.
+        """
+        weights: dict[str, Tensor] = {n: p.detach() for n, p in self.parameters().items()}
+        for layer_name, layer in _adapted_layers(self.lm, self.name):
+            if self.name in getattr(layer, "lora_start", ()):
+                a, b = layer.matrices(self.name)
+                weights[f"{PREFIX}{layer_name}.lora_A.weight"] = a
+                weights[f"{PREFIX}{layer_name}.lora_B.weight"] = layer.scaling[self.name] * b
+        return weights
+
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters, in float32."""
@@ -186,6 +201,7 @@ class Adapter:
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
+                a, b = layer.beside_start(self.name, a, b)
                 lengths = layer.lora_magnitude_vector
                 lengths = _full_tensor(lengths[self.name].weight) if self.settings.dora else None
                 merge = partial(changed_matrix, (b, a), layer.scaling[self.name], lengths, 1.0)

@@ -2,9 +2,10 @@
 model alone, and by a run that has loaded it. kind: the type of the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from postgrad.core.errors import UsageError
+from postgrad.models.settings import LoraSettings, is_target
 
 
 def no_z_loss(coefficient: float, kind: str) -> UsageError:
@@ -59,8 +60,8 @@ def no_dropout(kind: str) -> UsageError:
 
 
 def no_part_of_mixtures(key: str, weights: Iterable[str]) -> UsageError:
-    """Of model.lora.KEY, dropout or dora, beside adapters on experts or routers. weights: the ends
-    of the names of what they stand on.
+    """Of model.lora.KEY, dropout, dora or init, beside adapters on experts or routers. weights: the
+    ends of the names of what they stand on.
     """
     return UsageError(
         f"model.lora.{key}: adapters on experts and routers ({', '.join(weights)}) have none, in "
@@ -77,3 +78,36 @@ def tied_apart() -> UsageError:
         "(tie_word_embeddings), and trained apart they would be two: leave it out, or train the "
         "model whole, without [model.lora]"
     )
+
+
+def require_effect(
+    lora: LoraSettings, names: Mapping[str, str], layers: int, *, numbered: bool = True
+) -> None:
+    """Raises UsageError for what [model.lora] says of layers that a model has none of.
+
+    names: of all that adapters may stand on, with its kind. layers: how many the decoder has.
+    numbered: also for names that hold the number of a layer.
+    """
+    for number in lora.layers_to_transform:
+        if number >= layers:
+            raise UsageError(
+                f"model.lora.layers_to_transform: there is no layer {number}: this decoder has 0 "
+                f"to {layers - 1}"
+            )
+    adapted = {name: kind for name, kind in names.items() if lora.adapts(name, kind)}
+    stated = {
+        "exclude_modules": (lora.exclude_modules, names, "this model has"),
+        "rank_pattern": (lora.rank_pattern, adapted, "has an adapter"),
+        "alpha_pattern": (lora.alpha_pattern, adapted, "has an adapter"),
+    }
+    for key, (ends, meant, has) in stated.items():
+        for end in ends:
+            if not numbered and any(part.isdecimal() for part in end.split(".")):
+                continue
+            if not any(is_target(end, name, kind) for name, kind in meant.items()):
+                raise UsageError(f"model.lora.{key}: {end!r} ends the name of no layer that {has}")
+    if not adapted and (lora.exclude_modules or lora.layers_to_transform):
+        raise UsageError(
+            "model.lora: exclude_modules and layers_to_transform leave no layer that has an "
+            "adapter: name fewer, or other targets"
+        )

@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,8 +18,9 @@ LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Layers of one block that read the same input: adapters on them share a product
 # (models/adapter_layers.py).
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Weights of a mixture that adapters may stand on, by what they are; both are targets too.
-EXPERTS, ROUTER = "experts", "router"
+# What adapters may stand on; the last two are weights of a mixture, and targets by these names.
+LINEAR, EXPERTS, ROUTER = "linear", "experts", "router"
+KAIMING = "kaiming"  # where an adapter begins that does not change the base at first, to the bit
 # Types that read images, by the type of the model, and the types of its decoder.
 IMAGE_TYPES = {
     "gemma3": ("gemma3_text",),
@@ -54,6 +56,8 @@ _LACKS: dict[str, str] = {
     "projector": "reads text alone, and has no projector",
     ROUTER: "is no mixture of experts, and has no routers",
 }
+RankOrAlpha = Annotated[int, Field(ge=1, lt=2**31)]
+LayerNumber = Annotated[int, Field(ge=0)]
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
 
@@ -105,13 +109,17 @@ class LoraSettings(Settings):
     The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
 
-    rank: int = Field(default=64, ge=1)  # columns of B and rows of A
-    alpha: int = Field(default=64, ge=1)  # B A is multiplied by alpha / rank
+    rank: RankOrAlpha = 64  # columns of B and rows of A
+    alpha: RankOrAlpha = 64  # B A is multiplied by alpha / rank
     # By alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732): for high ranks.
     rslora: bool = False
     # The rows of the sum get lengths of their own, which are trained too (DoRA, Liu et al. 2024,
     # arXiv:2402.09353).
     dora: bool = False
+    # Where A and B begin: "kaiming", A drawn and B zero; "pissa", the part of the weights along
+    # their largest singular values (Meng et al. 2024, arXiv:2404.02948); "pissa_niter_16", nearly
+    # that, after 16 rounds of subspace iteration, which are much faster on large matrices.
+    init: str = Field(default=KAIMING, pattern=r"^(kaiming|pissa(_niter_[1-9]\d{0,3})?)$")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
     # one of the decoder. Of a mixture also "experts" and "router", or weights of experts and
@@ -120,22 +128,91 @@ class LoraSettings(Settings):
     # Embeddings and output head by the ends of their names ("embed_tokens", "lm_head"): each that
     # is named trains whole, as a copy beside the frozen one. Not where a model ties the two.
     modules_to_save: tuple[str, ...] = ()
+    # Other ranks, by the same ends of names: { down_proj = 16, "layers.0.mlp.down_proj" = 8 }. Of
+    # several that fit, the longest holds.
+    rank_pattern: dict[str, RankOrAlpha] = {}
+    alpha_pattern: dict[str, RankOrAlpha] = {}  # other alphas, likewise
+    layers_to_transform: tuple[LayerNumber, ...] = ()  # numbers of layers with adapters; (): all
+    exclude_modules: tuple[str, ...] = ()  # of the targets, those without an adapter, by name ends
 
     @property
-    def scale(self) -> float:
-        """What B A is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+    def keeps_start(self) -> bool:
+        """Whether the adapter's first A and B stay beside it (models/adapter_start.py)."""
+        return self.init != KAIMING
 
-    @field_validator("targets", "modules_to_save")
+    @property
+    def product_ranks(self) -> int:
+        """How many times its rank its products have: those of PiSSA read both A and the first A."""
+        return 2 if self.keeps_start else 1
+
+    @property
+    def linear_alone(self) -> tuple[str, ...]:
+        """Keys that are set here and that adapters on experts and routers do not have."""
+        stated = {"dropout": self.dropout, "dora": self.dora, "init": self.keeps_start}
+        return tuple(key for key, value in stated.items() if value)
+
+    def adapts(self, name: str, kind: str = LINEAR) -> bool:
+        """Whether an adapter stands on the linear layer `name`, or the weight of a mixture."""
+        targeted = any(is_target(target, name, kind) for target in self.targets)
+        if not targeted and (self.targets or kind != LINEAR):
+            return False
+        if any(is_target(excluded, name, kind) for excluded in self.exclude_modules):
+            return False
+        number = re.search(r"\.(\d+)\.", f".{name}")  # of the decoder's layer, as PEFT reads it
+        layers = self.layers_to_transform
+        return not layers or (number is not None and int(number[1]) in layers)
+
+    def rank_of(self, name: str, kind: str = LINEAR) -> int:
+        """Columns of B and rows of A on the linear layer `name`, or the weight of a mixture."""
+        return _fitting(self.rank_pattern, name, kind, self.rank)
+
+    @property
+    def largest_rank(self) -> int:
+        """Of all layers, whichever have adapters."""
+        return max(self.rank, *self.rank_pattern.values(), 0)
+
+    def scale_of(self, name: str, kind: str = LINEAR) -> float:
+        """What B A is multiplied by there."""
+        rank = self.rank_of(name, kind)
+        alpha = _fitting(self.alpha_pattern, name, kind, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    def plain(self) -> "LoraSettings":
+        """Those of an adapter without a start of its own that changes the base as one of these by
+        PiSSA: of twice the rank, and a scale of 1, which is in B (Adapter.plain_weights).
+        """
+        ranks = {name: 2 * rank for name, rank in self.rank_pattern.items()}
+        both = {"rank": 2 * self.rank, "rank_pattern": ranks}
+        scales = {"alpha": 2 * self.rank, "alpha_pattern": ranks, "rslora": False}
+        return self.model_copy(update={**both, **scales, "init": KAIMING})
+
+    @field_validator("targets", "modules_to_save", "exclude_modules")
     @classmethod
     def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        for target in targets:
-            if not re.fullmatch(r"\w+(\.\w+)*", target, re.ASCII):
-                raise ValueError(f"{target!r} is not the end of a layer's name, such as q_proj")
-        twice = sorted({target for target in targets if targets.count(target) > 1})
-        if twice:
-            raise ValueError(f"{', '.join(twice)}: named twice")
+        _require_names(targets)
+        _require_once(targets)
         return targets
+
+    @model_validator(mode="after")
+    def _starts_whole(self) -> "LoraSettings":
+        if self.keeps_start and self.dropout:
+            raise ValueError(
+                f'dropout = {self.dropout:g} beside init = "{self.init}" would drop the main part '
+                "of the weights, not a change of them: use 0"
+            )
+        return self
+
+    @field_validator("layers_to_transform")
+    @classmethod
+    def _are_once(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        _require_once(layers)
+        return layers
+
+    @field_validator("rank_pattern", "alpha_pattern")
+    @classmethod
+    def _are_by_name(cls, pattern: dict[str, int]) -> dict[str, int]:
+        _require_names(pattern)
+        return pattern
 
 
 class ModelSettings(Settings):
@@ -192,16 +269,41 @@ class ModelSettings(Settings):
 
 
 def is_target(target: str, name: str, kind: str) -> bool:
-    """Whether a target of an adapter means the weight `name` of a mixture, of EXPERTS or a ROUTER.
-    Names of experts' weights have to say so ("experts", "experts.down_proj"): "down_proj" is a
-    linear layer. A router's module has the name that transformers gives it ("gate"), and always the
-    name "router".
+    """Whether a name in an adapter's settings means the LINEAR layer `name`, or the weight `name`
+    of a mixture, of EXPERTS or a ROUTER. Names of experts' weights have to say so ("experts",
+    "experts.down_proj"): "down_proj" is a linear layer. A router's module has the name that
+    transformers gives it ("gate"), and always the name "router".
     """
+    if kind == LINEAR:
+        return f".{name}".endswith(f".{target}")
     owner = name.rpartition(".")[0]
     ends = f".{owner}".endswith(f".{target}"), f".{name}".endswith(f".{target}")
     if kind == EXPERTS:
         return any(ends) and EXPERTS in target.split(".")
     return target == ROUTER or (any(ends) and target != "weight")
+
+
+def longest_first(pattern: Mapping[str, int]) -> dict[str, int]:
+    """A pattern of an adapter as PEFT has it, where the first name that fits a layer holds."""
+    return dict(sorted(pattern.items(), key=lambda entry: (-len(entry[0]), entry[0])))
+
+
+def _fitting(pattern: Mapping[str, int], name: str, kind: str, default: int) -> int:
+    """The value of the longest name in a pattern that means a layer."""
+    fitting = [end for end in pattern if is_target(end, name, kind)]
+    return pattern[max(fitting, key=len)] if fitting else default
+
+
+def _require_names(names: Iterable[str]) -> None:
+    for name in names:
+        if not re.fullmatch(r"\w+(\.\w+)*", name, re.ASCII):
+            raise ValueError(f"{name!r} is not the end of a layer's name, such as q_proj")
+
+
+def _require_once(values: Sequence[Any]) -> None:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(map(str, twice))}: named twice")
 
 
 def no_such_part(part: str, kind: str, key: str = "model.freeze") -> UsageError:

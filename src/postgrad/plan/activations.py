@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings, Recompute
 from postgrad.models.shapes import KeptByLayers, ModelShape
-from postgrad.plan.adapters import adapted_layers, adapted_stacks, adapter_inputs
+from postgrad.plan.adapters import adapted_layers, adapted_stacks, adapter_inputs, alike
 from postgrad.plan.lengths import RowLengths
 
 STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
@@ -66,12 +66,20 @@ def kept_by_layer(
     """Bytes a token that one decoder layer keeps for its backward pass; of layers that differ, the
     one that keeps most.
     """
+    adapters = max(_kept_by_adapters(shape, width, lora, cpu=cpu and not compiled), default=0)
     if compiled:
-        return _kept_by_compiled(shape, width, lora)
+        return adapters + _kept_by_compiled(shape, width, lora)
     if (counted := _counted(shape, width, lora)) is not None:
         keeps = counted.largest + (counted.attended // shape.layers if cpu else 0)
         attention = _kept_by_attention(shape, width, blocks, cpu=cpu) if shape.attending else 0
-        return keeps + attention + _kept_by_adapter(shape, width, lora, cpu=cpu)
+        return keeps + attention + adapters
+    return adapters + _kept_by_plain(shape, width, lora, blocks, cpu=cpu)
+
+
+def _kept_by_plain(
+    shape: ModelShape, width: int, lora: LoraSettings | None, blocks: Blocks, *, cpu: bool
+) -> int:
+    """Those of a layer of a type that has formulas, without its adapters."""
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = 2 * hidden * width  # the inputs of q/k/v and of gate/up
     if cpu:  # and of o: on a GPU these are attention's own numbers, which it keeps
@@ -83,7 +91,7 @@ def kept_by_layer(
     attention = _kept_by_attention(shape, width, blocks, cpu=cpu)
     normed = shape.norms * hidden + (queries + shape.key_size if shape.qk_norm else 0)
     norms = normed * _kept_by_norm(shape, width, lora, cpu=cpu)
-    return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora, cpu=cpu)
+    return linear + feedforward + attention + norms
 
 
 def _kept_by_layers(
@@ -91,10 +99,10 @@ def _kept_by_layers(
 ) -> int:
     """Bytes a token that all layers keep together, as `kept_by_layer`."""
     counted = _counted(shape, width, lora)
+    adapters = sum(_kept_by_adapters(shape, width, lora, cpu=cpu))
     if counted is None:
-        return shape.layers * kept_by_layer(shape, width, lora, blocks, cpu=cpu)
+        return adapters + shape.layers * _kept_by_plain(shape, width, lora, blocks, cpu=cpu)
     attention = shape.attending * _kept_by_attention(shape, width, blocks, cpu=cpu)
-    adapters = shape.layers * _kept_by_adapter(shape, width, lora, cpu=cpu)
     return counted.all + (counted.attended if cpu else 0) + attention + adapters
 
 
@@ -115,9 +123,10 @@ def _kept_by_attention(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bo
 
 
 def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
-    """Those of a compiled layer, of which torch computes again what needs no product: the inputs of
-    norms and of products, gate and up, and of attention q, k, v and out; in float32 its log sums
-    and the scales of norms. With adapters v is a part of the product that q and k were in too.
+    """Those of a compiled layer without its adapters, of which torch computes again what needs no
+    product: the inputs of norms and of products, gate and up, and of attention q, k, v and out; in
+    float32 its log sums and the scales of norms. With adapters v is a part of the product that q
+    and k were in too.
     """
     inner, queries, keys = shape.intermediate_size, shape.query_size, shape.key_size
     block, counted = 0, _counted(shape, width, lora)
@@ -131,8 +140,7 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     elif lora is not None:
         normed += queries + keys
     numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
-    kept = numbers * width + (scales + shape.heads) * FLOAT32 + block
-    return kept + _kept_by_adapter(shape, width, lora, cpu=False)
+    return numbers * width + (scales + shape.heads) * FLOAT32 + block
 
 
 def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
@@ -146,21 +154,27 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
     return FLOAT32 + (0 if lora else scaled)
 
 
-def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
-    """Bytes a token that a layer's adapters keep: each input that they read, and their rows. With
-    DoRA a layer keeps its result and its adapter's, for the gradient of the lengths.
+def _kept_by_adapters(
+    shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool
+) -> list[int]:
+    """Bytes a token that the adapters of each layer keep: each input that they read, and their
+    rows. With DoRA a layer keeps its result and its adapter's, for the gradient of the lengths.
     """
     if lora is None:
-        return 0
-    layers = adapted_layers(shape, lora)
-    kept = (sum(adapter_inputs(shape, lora, attended=cpu)) + len(layers) * lora.rank) * width
-    kept += sum(a for a, _ in layers) * (width + 1) if lora.dropout else 0
-    kept += sum(b for _, b in layers) * width if lora.dora else 0
+        return []
     chosen = shape.counted.chosen if shape.counted is not None else 1
-    for experts, inputs, _ in adapted_stacks(shape, lora):
-        rows = chosen if experts > 1 else 1  # each token is there once for each of its experts
-        kept += rows * (inputs + lora.rank) * width
-    return kept
+    every: list[int] = []
+    for number, count in alike(shape, lora).items():
+        layers = adapted_layers(shape, lora, number)
+        read = adapter_inputs(shape, lora, number, attended=cpu)
+        kept = (sum(read) + lora.product_ranks * sum(rank for rank, _, _ in layers)) * width
+        kept += sum(a for _, a, _ in layers) * (width + 1) if lora.dropout else 0
+        kept += sum(b for _, _, b in layers) * width if lora.dora else 0
+        for experts, rank, inputs, _ in adapted_stacks(shape, lora, number):
+            rows = chosen if experts > 1 else 1  # each token is there once for each of its experts
+            kept += rows * (inputs + rank) * width
+        every += [kept] * count
+    return every
 
 
 def kept(
@@ -182,6 +196,7 @@ def kept(
         layers = inputs * shape.hidden_size * width
     elif compiled:
         layers = shape.layers * _kept_by_compiled(shape, width, lora)
+        layers += sum(_kept_by_adapters(shape, width, lora, cpu=False))
     else:
         layers = _kept_by_layers(shape, width, lora, blocks, cpu=cpu)
     read = width if lora is None else 0  # by the head, for its gradient

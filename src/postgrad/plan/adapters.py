@@ -6,7 +6,8 @@ from collections.abc import Mapping, Set
 
 from postgrad.core.errors import UsageError
 from postgrad.models.flops import MULTIPLY_ADD
-from postgrad.models.settings import EXPERTS, ROUTER, SIBLINGS, LoraSettings, is_target
+from postgrad.models.refusals import require_effect
+from postgrad.models.settings import EXPERTS, LINEAR, ROUTER, SIBLINGS, LoraSettings, is_target
 from postgrad.models.shapes import ModelShape
 
 
@@ -27,41 +28,64 @@ def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
     }
 
 
-def adapted_layers(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of one decoder layer that are adapted."""
-    ends = tuple(f".{target}" for target in lora.targets) or ("",)
-    return [size for name, size in linear_layers(shape).items() if f".{name}".endswith(ends)]
+def alike(shape: ModelShape, lora: LoraSettings | None) -> dict[int, int]:
+    """Numbers of decoder layers, one of each kind that an adapter makes of them, and how many
+    there are of it.
+    """
+    if lora is None or not shape.layers:
+        return {0: shape.layers}
+    ends = (*lora.targets, *lora.exclude_modules, *lora.rank_pattern, *lora.alpha_pattern)
+    if lora.layers_to_transform or any(part.isdecimal() for e in ends for part in e.split(".")):
+        return dict.fromkeys(range(shape.layers), 1)
+    return {0: shape.layers}
 
 
-def adapter_inputs(shape: ModelShape, lora: LoraSettings, *, attended: bool = True) -> list[int]:
+def _name(shape: ModelShape, layer: int, name: str) -> str:
+    """The name that most models have for a weight of one decoder layer."""
+    return f"model.{'language_model.' if shape.tower else ''}layers.{layer}.{name}"
+
+
+def adapted_layers(
+    shape: ModelShape, lora: LoraSettings, layer: int = 0
+) -> list[tuple[int, int, int]]:
+    """(rank, inputs, outputs) of the linear layers that are adapted in one decoder layer."""
+    named = [(_name(shape, layer, name), size) for name, size in linear_layers(shape).items()]
+    return [(lora.rank_of(name), *size) for name, size in named if lora.adapts(name)]
+
+
+def adapter_inputs(
+    shape: ModelShape, lora: LoraSettings, layer: int = 0, *, attended: bool = True
+) -> list[int]:
     """Widths of the inputs of one decoder layer that adapters read: one for all SIBLINGS. attended:
     with what attention gives.
     """
-    ends = tuple(f".{target}" for target in lora.targets) or ("",)
     sibling = {name: names for names in SIBLINGS for name in names}
     widths: dict[object, int] = {}
     for name, (inputs, _) in linear_layers(shape).items():
         block, _, end = name.rpartition(".")
-        if f".{name}".endswith(ends) and (attended or end != "o_proj"):
+        if lora.adapts(_name(shape, layer, name)) and (attended or end != "o_proj"):
             widths[block, sibling.get(end, end)] = inputs
     return list(widths.values())
 
 
-def adapted_stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int, int]]:
-    """(experts, inputs, outputs) of the weights of experts, and of routers, of 1 expert, of one
-    decoder layer that are adapted.
+def adapted_stacks(
+    shape: ModelShape, lora: LoraSettings, layer: int = 0
+) -> list[tuple[int, int, int, int]]:
+    """(experts, rank, inputs, outputs) of the weights of experts, and of routers, of 1 expert, of
+    one decoder layer that are adapted.
     """
-    return [(experts, inputs, outputs) for _, experts, inputs, outputs in named_stacks(shape, lora)]
-
-
-def named_stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[str, int, int, int]]:
-    """The same, with their names."""
-    stacks = shape.counted.stacks if shape.counted is not None else ()
     return [
-        stack
-        for stack in stacks
-        if any(is_target(target, stack[0], _kind(stack[0])) for target in lora.targets)
+        (experts, lora.rank_of(_name(shape, layer, name), _kind(name)), inputs, outputs)
+        for name, experts, inputs, outputs in named_stacks(shape, lora, layer)
     ]
+
+
+def named_stacks(
+    shape: ModelShape, lora: LoraSettings, layer: int = 0
+) -> list[tuple[str, int, int, int]]:
+    """(name, experts, inputs, outputs) of the same."""
+    stacks = shape.counted.stacks if shape.counted is not None else ()
+    return [s for s in stacks if lora.adapts(_name(shape, layer, s[0]), _kind(s[0]))]
 
 
 def _kind(name: str) -> str:
@@ -69,8 +93,9 @@ def _kind(name: str) -> str:
 
 
 def require_targets(shape: ModelShape, lora: LoraSettings) -> None:
-    """Raises UsageError for a target that means no weight of any layer, as `add_adapter` does once
-    the model is loaded. One that names a layer by its number is left to that.
+    """Raises UsageError for a target, or another key of [model.lora], that means no weight of any
+    layer, as `add_adapter` does once the model is loaded. A name with the number of a layer is left
+    to that.
     """
     counted = shape.counted
     names = tuple(linear_layers(shape)) if counted is None else counted.names
@@ -82,6 +107,12 @@ def require_targets(shape: ModelShape, lora: LoraSettings) -> None:
                 f"model.lora.targets: {target!r} is no linear layer, and no weight of experts or "
                 f"router, of this {shape.model_type} model, which has {available}"
             )
+    every = {
+        _name(shape, layer, name): _kind(name) if name in wrapped else LINEAR
+        for layer in range(shape.layers)
+        for name in names
+    }
+    require_effect(lora, every, shape.layers, numbered=False)
 
 
 def _means(target: str, name: str, wrapped: bool) -> bool:
@@ -98,28 +129,39 @@ def _shown(name: str, wrapped: Set[str]) -> str:
     return f"{EXPERTS}.{name.rpartition('.')[2]}" if _kind(name) == EXPERTS else ROUTER
 
 
-def merged_sizes(shape: ModelShape, lora: LoraSettings) -> list[int]:
+def merged_sizes(shape: ModelShape, lora: LoraSettings, layer: int = 0) -> list[int]:
     """How many numbers each weight of one decoder layer has that an adapter is merged into."""
-    stacks = [experts * a * b for experts, a, b in adapted_stacks(shape, lora)]
-    return [a * b for a, b in adapted_layers(shape, lora)] + stacks
+    stacks = [experts * a * b for experts, _, a, b in adapted_stacks(shape, lora, layer)]
+    return [a * b for _, a, b in adapted_layers(shape, lora, layer)] + stacks
 
 
 def expert_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has on experts: A and B of every expert."""
-    stacks = [stack for stack in adapted_stacks(shape, lora) if stack[0] > 1]
-    return shape.layers * lora.rank * sum(experts * (a + b) for experts, a, b in stacks)
+    return sum(
+        count * experts * rank * (a + b)
+        for layer, count in alike(shape, lora).items()
+        for experts, rank, a, b in adapted_stacks(shape, lora, layer)
+        if experts > 1
+    )
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has: A [rank, inputs] and B [outputs, rank] of every adapted
     linear layer and router, with DoRA the lengths [outputs], and `expert_parameters`.
     """
-    routers = [(a, b) for experts, a, b in adapted_stacks(shape, lora) if experts == 1]
-    plain = sum(
-        lora.rank * (a + b) + (b if lora.dora else 0)
-        for a, b in adapted_layers(shape, lora) + routers
-    )
-    return shape.layers * plain + expert_parameters(shape, lora)
+    total = 0
+    for layer, count in alike(shape, lora).items():
+        routers = [each for experts, *each in adapted_stacks(shape, lora, layer) if experts == 1]
+        total += count * sum(
+            rank * (a + b) + (b if lora.dora else 0)
+            for rank, a, b in (*adapted_layers(shape, lora, layer), *routers)
+        )
+    return total + expert_parameters(shape, lora)
+
+
+def start_numbers(shape: ModelShape, lora: LoraSettings) -> int:
+    """How many numbers an adapter keeps of its first A and B, whole on every rank."""
+    return adapter_parameters(shape, lora.model_copy(update={"dora": False}))
 
 
 def adapter_flops(shape: ModelShape, lora: LoraSettings | None) -> int:
@@ -127,6 +169,10 @@ def adapter_flops(shape: ModelShape, lora: LoraSettings | None) -> int:
     if lora is None:
         return 0
     chosen = shape.counted.chosen if shape.counted is not None else 1
-    each = [sum(size) for size in adapted_layers(shape, lora)]
-    each += [(chosen if n > 1 else 1) * (a + b) for n, a, b in adapted_stacks(shape, lora)]
-    return MULTIPLY_ADD * shape.layers * lora.rank * sum(each)
+    total = 0
+    for layer, count in alike(shape, lora).items():
+        each = [r * (a + b) for r, a, b in adapted_layers(shape, lora, layer)]
+        stacks = adapted_stacks(shape, lora, layer)
+        each += [(chosen if n > 1 else 1) * r * (a + b) for n, r, a, b in stacks]
+        total += count * sum(each)
+    return MULTIPLY_ADD * lora.product_ranks * total

@@ -8,11 +8,12 @@ of their own (`cluster.rollout`). Each samples its share of a step's prompts.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32, Blocks, forward_only
-from postgrad.plan.adapters import adapter_parameters, merged_sizes
+from postgrad.plan.adapters import adapter_parameters, alike, merged_sizes
 from postgrad.plan.hardware import Device, Hardware
 from postgrad.plan.held import MemoryLine, MemoryPhase, always, awake, expanded
 from postgrad.plan.passes import Passes
@@ -173,8 +174,9 @@ def _adapter_room(rollout: RolloutSettings, policy: PlannedRole, b: int) -> int:
     lora = policy.model.lora
     if lora is None or not rollout.sends_adapter:
         return 0
-    room = lora.model_copy(update={"rank": lora_room(lora.rank)})
-    return adapter_parameters(policy.shape, room) * b
+    room: dict[str, Any] = {"rank": lora_room(lora.largest_rank), "rank_pattern": {}}
+    room["layers_to_transform"] = ()  # it has the same room in each
+    return adapter_parameters(policy.shape, lora.model_copy(update=room)) * b
 
 
 def dealt(sequences: int, answers: int, engines: int) -> int:
@@ -293,8 +295,10 @@ def _weights(
         return copied
     outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
     joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
-    merged = sum(merged_sizes(shape, lora)) if lora is not None else 0
-    return {**always(shape.layers * max(joined, merged) * b), "load": copied["load"]}
+    kinds = alike(shape, lora).items()
+    merged = {n: sum(merged_sizes(shape, lora, n)) if lora is not None else 0 for n, _ in kinds}
+    stays = sum(count * max(joined, merged[layer]) for layer, count in kinds)
+    return {**always(stays * b), "load": copied["load"]}
 
 
 def shares_weights(recipe: Recipe, policy: PlannedRole, *, cpu: bool) -> bool:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.adapters import adapted_layers, adapted_stacks, expert_parameters, linear_layers
+from postgrad.plan.adapters import (
+    adapted_layers,
+    adapted_stacks,
+    alike,
+    expert_parameters,
+    linear_layers,
+    start_numbers,
+)
 from postgrad.plan.exchange import layer_weights, share, trained_share
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
@@ -70,6 +77,8 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     trained = FLOAT32 * role.trained * trained_part
     if role.model.lora is not None:
         yield line("adapter", trained, sharing.divided)
+        if role.model.lora.keeps_start:
+            yield from _start(role, sharing)
         if role.copied:  # what computes, beside its float32 master, or where that is divided
             copies = role.copied * b if b != FLOAT32 and sharing.divided == 1 else 0
             yield line("trained copies", copies, 1)
@@ -79,6 +88,18 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     yield replace(moments, bytes={phase: moments.bytes[phase] for phase in PHASES[1:]})
     if role.learner.ema_decay:
         yield line("moving average", trained, sharing.divided)
+
+
+def _start(role: PlannedRole, sharing: Sharing) -> Iterator[MemoryLine]:
+    """What an adapter of PiSSA began with; and for the backward pass, beside it, both A and both B
+    of each layer as products read them, or of one layer where layers are computed again.
+    """
+    lora = role.model.lora
+    assert lora is not None
+    size = FLOAT32 * start_numbers(role.shape, lora)
+    layers = role.shape.layers if role.model.gradient_checkpointing else 1
+    update = {"update": size + 2 * size // layers}
+    yield MemoryLine(role.name, "start of the adapter", always(size) | update)
 
 
 def _offloaded(role: PlannedRole, weights: MemoryLine, *, divided: bool) -> MemoryLine:
@@ -162,12 +183,12 @@ def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
     """(count, rows, columns) of the matrices that train."""
     shape, lora = role.shape, role.model.lora
     if lora is not None:
-        for inputs, outputs in adapted_layers(shape, lora):
-            yield shape.layers, lora.rank, inputs
-            yield shape.layers, outputs, lora.rank
-        for experts, inputs, outputs in adapted_stacks(shape, lora):
-            yield shape.layers, experts * lora.rank, inputs
-            yield shape.layers, outputs, experts * lora.rank
+        for layer, count in alike(shape, lora).items():
+            stacks = adapted_stacks(shape, lora, layer)
+            sizes = adapted_layers(shape, lora, layer) + [(e * r, a, b) for e, r, a, b in stacks]
+            for rank, inputs, outputs in sizes:
+                yield count, rank, inputs
+                yield count, outputs, rank
         copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
         yield copies, shape.vocab_size, shape.hidden_size
         return

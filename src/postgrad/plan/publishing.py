@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, Literal, Protocol
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.adapters import adapter_parameters, merged_sizes
+from postgrad.plan.adapters import adapter_parameters, alike, merged_sizes
 from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
 from postgrad.plan.exchange import lacking
 from postgrad.plan.hardware import Device
@@ -132,6 +132,7 @@ def publish_lines(
     if (parts := max(sharing.divided, sharing.tensor, sharing.expert)) > 1:
         count = int(largest * each * (2 + 1 / parts))
     if policy.model.lora is not None:
-        matrices = merged_sizes(shape, policy.model.lora)
+        lora = policy.model.lora
+        matrices = [size for n in alike(shape, lora) for size in merged_sizes(shape, lora, n)]
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))
     yield MemoryLine("run", "weights on their way to the engine", {"save": count})

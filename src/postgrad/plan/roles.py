@@ -22,7 +22,7 @@ from postgrad.models.settings import (
     no_such_part,
 )
 from postgrad.models.shapes import ModelShape
-from postgrad.plan.adapters import adapter_parameters, named_stacks, require_targets
+from postgrad.plan.adapters import adapter_parameters, alike, named_stacks, require_targets
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 OUTPUT_HEADS = frozenset({"lm_head", "embed_out", "output"})  # names in transformers' models
@@ -151,10 +151,10 @@ def _require_adaptable(role: PlannedRole, lora: LoraSettings) -> None:
     experts and routers, and for a tied matrix that an adapter would train whole.
     """
     shape = role.shape
-    if stacks := [name for name, *_ in named_stacks(shape, lora)]:
-        for key in ("dropout", "dora"):
-            if getattr(lora, key):
-                raise no_part_of_mixtures(key, stacks)
+    named = [s[0] for layer in alike(shape, lora) for s in named_stacks(shape, lora, layer)]
+    if stacks := list(dict.fromkeys(named)):
+        for key in lora.linear_alone:
+            raise no_part_of_mixtures(key, stacks)
     if lora.dropout and shape.counted is not None and shape.counted.states:
         raise no_dropout(shape.model_type)
     if shape.tied and not role.scores and lora.modules_to_save:

@@ -5,7 +5,7 @@ wrong).
 from collections.abc import Iterable, Iterator
 
 from postgrad.learner.settings import LearnerSettings
-from postgrad.models.settings import EXPERTS
+from postgrad.models.settings import EXPERTS, LoraSettings
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import CommonSections
 
@@ -42,13 +42,9 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
     if learner.expert_parallel > 1:
         targets = [t for m in recipe.trained_models.values() if m.lora for t in m.lora.targets]
         yield from _sharing_experts(learner, quantized, targets)
-    dora = any(m.lora is not None and m.lora.dora for m in recipe.trained_models.values())
-    if dora and learner.tensor_parallel > 1:
-        yield (
-            ("learner", "tensor_parallel"),
-            f"{learner.tensor_parallel}: DoRA needs the lengths of whole rows, which this would "
-            "cut: use 1, or model.lora.dora = false",
-        )
+    if learner.tensor_parallel > 1:
+        adapters = [m.lora for m in recipe.trained_models.values() if m.lora is not None]
+        yield from _cut_adapters(adapters, learner.tensor_parallel)
     if learner.ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
@@ -99,6 +95,26 @@ def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProbl
                 f"{str(value).lower()} is about state that is divided over ranks: set sharding to "
                 '"zero1", "zero2" or "zero3" (docs/distributed.md)',
             )
+
+
+def _cut_adapters(adapters: Iterable[LoraSettings], size: int) -> Iterator[RecipeProblem]:
+    """Adapters that tensor parallelism cannot cut."""
+    place = ("learner", "tensor_parallel")
+    for lora in adapters:
+        if lora.dora:
+            yield (
+                place,
+                f"{size}: DoRA needs the lengths of whole rows, which this would cut: use 1, or "
+                "model.lora.dora = false",
+            )
+            return
+        if lora.keeps_start:
+            yield (
+                place,
+                f'{size}: what model.lora.init = "{lora.init}" begins with is not divided: use 1, '
+                'or model.lora.init = "kaiming"',
+            )
+            return
 
 
 def _sharing_experts(

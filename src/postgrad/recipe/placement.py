@@ -297,6 +297,12 @@ def _adapter_alone(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("rollout", "vllm", "lora"),
             '"adapter" beside model.lora.dora: vLLM applies no lengths of rows: use "merged"',
         )
+    elif rollout.sends_adapter and model.lora is not None and model.lora.keeps_start:
+        yield (
+            ("rollout", "vllm", "lora"),
+            f'"adapter" beside model.lora.init = "{model.lora.init}", whose change of the base has '
+            'twice the rank: use "merged"',
+        )
     elif rollout.sends_adapter and model.lora is not None and model.lora.modules_to_save:
         yield (
             ("rollout", "vllm", "lora"),

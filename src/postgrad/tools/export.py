@@ -63,7 +63,7 @@ def export(
     weights = checkpoint.tensors(role.stem)
     card = card_of(directory, recipe, checkpoint.state, role.base, role=role_name, adapter=adapter)
     if adapter:
-        role.export_adapter(weights, to, card)
+        role.export_adapter(weights, to, choices, card)
     else:
         role.export(weights, state, to, choices, overwrite=False, card=card)
     return to

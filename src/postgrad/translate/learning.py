@@ -1,13 +1,14 @@
 """How a model learns, as several systems state it: schedules, adapters, optimizers, memory."""
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from postgrad.translate import mixtures
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import ON_LANGUAGE, carries_states
 from postgrad.translate.places import engine_beside
-from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.rules import Options, Rule, decimal, flag
 
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
@@ -132,6 +133,33 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
         draft.put("model.quantize", "4bit")
     elif quantize:
         draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
+
+
+def adapter_start(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: PEFT's init_lora_weights."""
+    if value in (True, None):
+        return
+    if re.fullmatch(r"pissa(_niter_[1-9]\d{0,3})?", str(value)):
+        draft.put("model.lora.init", value)
+    else:
+        draft.miss(name, value, "an adapter begins as PEFT's default does, or by PiSSA")
+
+
+def by_name(key: str) -> Rule:
+    """A rule: a list of layers by the ends of their names, or a table from there to numbers, which
+    `key` is here. Regular expressions are missing.
+    """
+
+    def rule(draft: Draft, name: str, value: Any, default: str) -> None:
+        names = cast(Collection[Any], [value] if isinstance(value, str) else value or [])
+        if names and not draft.get("model.lora.rank"):
+            draft.skip(name, value, "of an adapter that the run does not have")
+        elif all(re.fullmatch(r"\w+(\.\w+)*", str(end), re.ASCII) for end in names):
+            draft.put(key, names or None, default)
+        else:
+            draft.miss(name, value, f"{key} has ends of names, and no patterns")
+
+    return rule
 
 
 def offload(draft: Draft, name: str, value: Any, _: str) -> None:

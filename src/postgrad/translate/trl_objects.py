@@ -43,13 +43,15 @@ _OF_BITS = {
 _OF_ADAPTER = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
     "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
-    "use_rslora": "use_rslora", "use_dora": "use_dora",
+    "use_rslora": "use_rslora", "use_dora": "use_dora", "rank_pattern": "lora_rank_pattern",
+    "alpha_pattern": "lora_alpha_pattern", "layers_to_transform": "lora_layers_to_transform",
+    "exclude_modules": "lora_exclude_modules", "init_lora_weights": "lora_init",
 }  # fmt: skip
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # LoraConfig's defaults
 _UNSLOTH = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": ["all-linear"]}
 _SAME = {  # arguments of adapters that say what model.lora does
     "bias": "none", "loftq_config": None, "finetune_language_layers": True, "fan_in_fan_out": False,
-    "finetune_attention_modules": True, "finetune_mlp_modules": True, "init_lora_weights": True,
+    "finetune_attention_modules": True, "finetune_mlp_modules": True,
     "finetune_vision_layers": False,
 }  # fmt: skip
 _AROUND = (  # a model: what it returns is the same model for us

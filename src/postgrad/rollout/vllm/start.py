@@ -242,7 +242,7 @@ def _start_message(
         config=more_positions(path, model),
         states=bool(state_mixers(model.skeleton)),
         more=vllm.engine_args,
-        lora_rank=0 if lora is None else lora.rank,
+        lora_rank=0 if lora is None else lora.largest_rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )
 

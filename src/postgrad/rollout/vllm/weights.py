@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, longest_first
 from postgrad.rollout.engine import ExpectedWeights
 from postgrad.rollout.transport.broadcast import LOOPBACK, BroadcastGroup, Meeting, listening
 from postgrad.rollout.transport.parcel import Carrier
@@ -125,6 +125,8 @@ def write_adapter(
         "task_type": "CAUSAL_LM",
         "r": settings.rank,
         "lora_alpha": settings.alpha,
+        "rank_pattern": longest_first(settings.rank_pattern),
+        "alpha_pattern": longest_first(settings.alpha_pattern),
         "use_rslora": settings.rslora,
         "target_modules": targets,
         "bias": "none",

@@ -155,6 +155,7 @@ DTENSOR: dict[str, Rule] = {  # after policy.dtensor_cfg.
         "automodel_kwargs automodel_kwargs.*",
         missing("layers are transformers' or a decoder of postgrad's own"),
     ),
+    "lora_cfg.exclude_modules": learning.by_name("model.lora.exclude_modules"),
     "lora_cfg.*": missing("model.lora has rank, alpha, dropout and targets"),
     "moe_parallelizer.*": missing(_EXPERTS),
     **family("", "env_vars env_vars.*", missing("variables are set around the run")),

@@ -217,7 +217,7 @@ RULES: dict[str, Rule] = {
     **family("model.", "use_liger use_fused_kernels", missing(common.KERNELS)),
     f"{MODEL}tokenizer_path": missing("the tokenizer is read from model.path"),
     f"{MODEL}enable_activation_offload": learning.host_inputs,
-    f"{MODEL}exclude_modules": missing("model.lora.targets names the layers that have an adapter"),
+    f"{MODEL}exclude_modules": learning.by_name("model.lora.exclude_modules"),
     f"{MODEL}lora_adapter_path": missing(
         "model.path reads a folder that PEFT has written, and model.lora trains on from there"
     ),
