@@ -278,9 +278,9 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
     assert "map" not in found.recipe["data"]
     with pytest.raises(UsageError, match="put the flags behind"):
         translate("trl", [path])
-    (folder / "gkd.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
-    with pytest.raises(UsageError, match="gkd: write a recipe with"):
-        translate("trl", [str(folder / "gkd.py")])
+    (folder / "prm.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
+    with pytest.raises(UsageError, match="prm: write a recipe with"):
+        translate("trl", [str(folder / "prm.py")])
 
 
 def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -
          "but verl.trainer.SFTTrainer in line 2"),
         ("x = [\n", "calls no trainer of TRL"),
         ("SFTTrainer(\n", "line 1 is not Python"),
-        ("GKDTrainer('m', teacher_model='t')", "gkd: write a recipe with job"),
-        ("GMPOTrainer('m')", "GMPOTrainer: not a program that this translator knows"),
+        ("MiniLLMTrainer('m', teacher_model='t')", "minillm: write a recipe from that of trl dist"),
+        ("A2POTrainer('m')", "A2POTrainer: not a program that this translator knows"),
         ("SFTTrainer('m')\n" * 60, "calls more than 50 trainers"),
         ("x = 1\n" * 200_000, "more than 1048576 bytes"),
     ],
