@@ -49,6 +49,16 @@ def test_each_trainer_is_a_job(program: Any, trainer: str, job: str, algorithm: 
     assert found.recipe["data"]["path"] == "org/rows"
 
 
+@pytest.mark.parametrize("trainer", ["DistillationTrainer", "GKDTrainer"])
+def test_a_teacher_is_read_by_its_name_or_its_model(program: Any, trainer: str) -> None:
+    rows = "train_dataset=load_dataset('d')"
+    named = program(f"{trainer}('m', teacher_model='t', {rows})")
+    placed = program(f"{trainer}('m', AutoModelForCausalLM.from_pretrained('t'), {rows})")
+    for found in (named, placed):
+        assert found.problem is None
+        assert found.recipe["teacher"]["model"]["path"] == "t"
+
+
 def test_arguments_by_position_are_the_trainer_s(program: Any) -> None:
     dpo = program("DPOTrainer('m', 'r', DPOConfig(beta=0.3), None, load_dataset('d'))")
     assert dpo.recipe["algorithm"]["beta"] == 0.3

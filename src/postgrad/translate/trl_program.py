@@ -61,6 +61,8 @@ _POSITIONS = {
     "kto": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "rloo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "distillation": ("model", "teacher_model", "args", "train_dataset", "eval_dataset"),
+    "gkd": ("model", "teacher_model", "args", "data_collator", "train_dataset"),
     "online_dpo": ("model", "ref_model", "reward_funcs", "args"),
     "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset"),
 }
