@@ -3,7 +3,8 @@
     python -m benchmarks.peer_objectives verl CHECKOUT
     python -m benchmarks.peer_objectives trl CHECKOUT --to benchmarks/results/peer_objectives.json
 
-CHECKOUT: a working tree of one of the systems. Its own functions for advantages and losses, loaded
+CHECKOUT: a working tree of one of the systems, or the folder of packages that TRL is installed in.
+Its own functions for advantages and losses, loaded
 as single files, and the recipe that its options become run on the same samples: groups with answers
 of one token, a group of equal rewards, answers that were cut off, tokens of an environment, ratios
 beyond every clip. Losses of pairs, of labels, of SFT and of reward models run on an update of two
@@ -34,6 +35,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,13 @@ from postgrad.translate.translate import SYSTEMS
 KINDS = ("_pairs", "_online", "_supervised", "_rewards", "_learning", "_filters", "_shaping")
 
 
-def commit_of(checkout: Path) -> str:
-    """The commit of a working tree; "" where git does not know it."""
+def commit_of(system: str, checkout: Path) -> str:
+    """The commit of a working tree, or the version of a package in a folder of them; "" where
+    neither is known.
+    """
+    installed = [one for one in distributions(path=[str(checkout)]) if one.name == system]
+    if installed:
+        return installed[0].version
     words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -95,7 +102,10 @@ def main(words: Sequence[str]) -> int:
     if args.to is not None:
         command = ["python", "-m", "benchmarks.peer_objectives", args.system, "CHECKOUT"]
         command += ["--draws", str(args.draws)]
-        entry = {"command": shlex.join(command), "commit": args.commit or commit_of(args.checkout)}
+        entry = {
+            "command": shlex.join(command),
+            "commit": args.commit or commit_of(args.system, args.checkout),
+        }
         version = " 0.8" if version_of(args.system, args.checkout) else ""
         record(args.to, f"{args.system}{version}", entry, rows)
     return int(any(row.verdict == "differs" for row in rows))

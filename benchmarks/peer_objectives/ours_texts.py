@@ -110,9 +110,11 @@ def _inputs(
     return LossInputs(logprobs, None, columns, sequence, len(sequences), weight, share)
 
 
-def distilled_outcome(table: Mapping[str, Any], texts: Texts) -> Outcome:
-    """Of an SFT job with a teacher, which is the texts' reference. The divergence is taken as the
-    cross-entropy that a peer has: the teacher's own entropy, without gradient, is added.
+def distilled_outcome(
+    table: Mapping[str, Any], texts: Texts, *, as_cross_entropy: bool = True
+) -> Outcome:
+    """Of an SFT job with a teacher, which is the texts' reference. as_cross_entropy: of a peer
+    whose divergence is that: the teacher's own entropy, without gradient, is added.
     """
     algorithm, leaf, teacher = _algorithm(table), texts.leaf(), texts.ref_logits()
     experience = algorithm.experience(texts.sequences(pairs=False))
@@ -121,8 +123,9 @@ def distilled_outcome(table: Mapping[str, Any], texts: Texts) -> Outcome:
     at = place - 1  # logits of the token before
     logits = leaf[sequence, at], teacher[sequence, at]
     apart = algorithm.compared.of(*logits)
-    log_p = logits[1].log_softmax(-1)
-    apart = apart - (log_p.exp() * log_p).sum(-1)
+    if as_cross_entropy:
+        log_p = logits[1].log_softmax(-1)
+        apart = apart - (log_p.exp() * log_p).sum(-1)
     inputs = replace(inputs, columns={**inputs.columns, "divergence": apart})
     return logits_outcome(algorithm.policy_loss(inputs).loss, leaf, texts)
 

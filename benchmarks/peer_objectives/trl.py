@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ BASE = ("--model_name_or_path", "Qwen/Qwen3-0.6B", "--dataset_name", "openai/gsm
 ONE = SimpleNamespace(
     num_processes=1, gather=lambda x: x, gather_for_metrics=lambda x: x, sync_gradients=True,
     reduce=lambda x, reduction: x, pad_across_processes=lambda x, **_: x, device="cpu",
+    parallelism_config=None,
 )  # fmt: skip
 
 
@@ -29,12 +31,14 @@ class TRL:
 
     def __init__(self, checkout: Path) -> None:
         sys.path.insert(0, str(checkout.resolve()))
-        from trl.trainer import grpo_trainer, rloo_trainer
+        from trl.trainer import grpo_config, grpo_trainer, rloo_config, rloo_trainer
 
-        if not Path(grpo_trainer.__file__).is_relative_to(checkout.resolve()):
+        if not Path(grpo_trainer.__file__).resolve().is_relative_to(checkout.resolve()):
             raise RuntimeError(f"{grpo_trainer.__file__} was loaded, which is not of {checkout}")
         self.grpo: Any = grpo_trainer
         self.rloo: Any = rloo_trainer
+        self.defaults = {"grpo": defaults(grpo_config.GRPOConfig) | SET,
+                         "rloo": defaults(rloo_config.RLOOConfig)}  # fmt: skip
         folder = checkout / "trl" / "trainer"
         self.of_grpo = statements(folder / "grpo_trainer.py",
                                   "if self.multi_objective_aggregation == 'sum_then")  # fmt: skip
@@ -61,7 +65,7 @@ class TRL:
     def grpo_loss(self, options: dict[str, Any], samples: Samples) -> Outcome:
         """_generate_and_score_completions from rewards on, then _compute_loss."""
         components = options.pop("components", False)
-        config = SimpleNamespace(**GRPO | options)
+        config = SimpleNamespace(**self.defaults["grpo"] | options)
         leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
                   for name in ("logprobs", "entropy", "values")}  # fmt: skip
         trainer = self.trainer(
@@ -102,7 +106,7 @@ class TRL:
 
     def rloo_loss(self, options: dict[str, Any], samples: Samples) -> Outcome:
         """The same of RLOOTrainer."""
-        config = SimpleNamespace(**RLOO | options)
+        config = SimpleNamespace(**self.defaults["rloo"] | options)
         leaf = samples.padded(samples.logprobs).requires_grad_()
         entropy = torch.zeros_like(leaf)
         trainer = self.trainer(self.rloo.RLOOTrainer, config, _get_per_token_logps_and_entropies=(
@@ -123,23 +127,15 @@ class TRL:
         return outcome_of(trainer._compute_loss(trainer.model, inputs), leaves, samples)
 
 
-# The defaults of GRPOConfig and RLOOConfig, without those of transformers.
-GRPO: dict[str, Any] = {
-    "beta": 0.0, "loss_type": "dapo", "importance_sampling_level": "token", "epsilon": 0.2,
-    "epsilon_high": None, "delta": None, "use_vllm": False, "scale_rewards": "group",
-    "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
-    "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None,
-    "multi_objective_aggregation": "sum_then_normalize", "use_bias_correction_kl": False,
-    "steps_per_generation": 1, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
-    "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
-    "off_policy_mask_threshold": None, "top_entropy_quantile": 1.0, "entropy_coef": 0.0,
-    "use_adaptive_entropy": False, "mask_truncated_completions": False,
+SET: dict[str, Any] = {  # of GRPOConfig, by its __post_init__ or by the samples
+    "steps_per_generation": 1, "vllm_importance_sampling_clip_max": 3.0,
     "max_completion_length": LONGEST,
 }  # fmt: skip
-RLOO: dict[str, Any] = {
-    "beta": 0.05, "epsilon": 0.2, "epsilon_high": None, "normalize_advantages": False,
-    "reward_clip_range": None,
-}  # fmt: skip
+
+
+def defaults(config: type) -> dict[str, Any]:
+    """What a config's fields have where nothing is said, so that a changed default shows."""
+    return {one.name: one.default for one in fields(config) if one.default is not MISSING}
 
 
 def on_policy(seed: int) -> Samples:
@@ -215,10 +211,10 @@ GRPO_CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
       for kind in ("grpo", "dapo", "dr_grpo", "sapo")),
     *((f"beta 0.04, {kind}", {"beta": 0.04, "loss_type": kind}, None)
       for kind in ("grpo", "dapo", "dr_grpo", "sapo")),
-    ("beta 0.04, use_bias_correction_kl", {"beta": 0.04, "use_bias_correction_kl": True}, None),
-    ("beta 0.04, use_bias_correction_kl, sequences", {
-        "beta": 0.04, "use_bias_correction_kl": True, "loss_type": "grpo",
-        "importance_sampling_level": "sequence"}, CORRECTED),
+    ("beta 0.04, use_bias_correction_kl false",
+     {"beta": 0.04, "use_bias_correction_kl": False}, None),
+    ("beta 0.04, sequences", {
+        "beta": 0.04, "loss_type": "grpo", "importance_sampling_level": "sequence"}, CORRECTED),
     ("normalize_then_sum", {"multi_objective_aggregation": "normalize_then_sum"}, OF_SUM),
     ("entropy_coef 0.01, dapo", {"entropy_coef": 0.01}, None),
     *((f"entropy_coef 0.01, {kind}", {"entropy_coef": 0.01, "loss_type": kind}, known)

@@ -26,7 +26,7 @@ from benchmarks.peer_objectives.texts import (
     written,
 )
 from benchmarks.peer_objectives.trl import ONE as PROCESS
-from benchmarks.peer_objectives.trl import TRL, flags
+from benchmarks.peer_objectives.trl import TRL, defaults, flags
 
 BASE = ("--model_name_or_path", "m", "--dataset_name", "d", "--per_device_train_batch_size", "4",
         "--gradient_accumulation_steps", "2", "--max_length", "64")  # fmt: skip
@@ -38,8 +38,21 @@ class Model(SimpleNamespace):
     logits: Tensor
     training = True
 
-    def __call__(self, *args: Any, **knobs: Any) -> Any:
-        return SimpleNamespace(logits=self.logits)
+    def __call__(self, *args: Any, fused_lm_head: bool = False, **knobs: Any) -> Any:
+        return fused(self.logits, knobs["labels"]) if fused_lm_head else SimpleNamespace(
+            logits=self.logits)  # fmt: skip
+
+
+def fused(logits: Tensor, labels: Tensor) -> Any:
+    """What TRL's fused head returns and losses read, [S, T - 1] each: logprobs, and of WPO the log
+    of the sum of squared probabilities. The others are read for metrics alone.
+    """
+    mask = labels[:, 1:] != -100
+    logprobs = token_logprobs(logits, labels.clamp(min=0))[:, 1:] * mask
+    squares = (2 * logits[:, :-1].detach().log_softmax(-1)).logsumexp(-1) * mask
+    zeros = torch.zeros_like(squares)
+    return SimpleNamespace(log_probs=logprobs, log_sum_sq_probs=squares, label_mask=mask,
+                           entropy=zeros, mean_logits=zeros, is_top1=mask)  # fmt: skip
 
 
 def _parts(options: dict[str, Any]) -> int:
@@ -51,21 +64,28 @@ class Preferences:
 
     def __init__(self, checkout: Path) -> None:
         TRL(checkout)  # puts the checkout on the path
+        from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+        from trl.experimental.cpo import CPOConfig
         from trl.experimental.cpo.cpo_trainer import CPOTrainer
+        from trl.experimental.orpo import ORPOConfig
         from trl.experimental.orpo.orpo_trainer import ORPOTrainer
         from trl.trainer import dpo_trainer, kto_trainer
 
         self.kinds: Any = {"dpo": dpo_trainer.DPOTrainer, "kto": kto_trainer.KTOTrainer,
                            "cpo": CPOTrainer, "orpo": ORPOTrainer}  # fmt: skip
+        configs: dict[str, type] = {"dpo": DPOConfig, "kto": KTOConfig, "cpo": CPOConfig,
+                                    "orpo": ORPOConfig, "reward": RewardConfig,
+                                    "sft": SFTConfig}  # fmt: skip
+        self.defaults = {name: defaults(config) for name, config in configs.items()}
 
     def trainer(self, program: str, options: dict[str, Any], **more: Any) -> Any:
         """A trainer of the program with its defaults and `options`."""
-        config = SimpleNamespace(**DEFAULTS.get(program, {}) | options)
+        config = SimpleNamespace(**self.defaults[program] | options)
         trainer = self.kinds[program].__new__(self.kinds[program])
         given = dict(vars(config)) | {
             "args": config, "accelerator": PROCESS, "aux_loss_enabled": False, "model": Model(),
             "_metrics": {"train": defaultdict(list)}, "_total_train_tokens": 0,
-            "is_encoder_decoder": False, "pad_token_id": 0, "padding_value": 0,
+            "is_encoder_decoder": False, "pad_token_id": 0, "padding_value": 0, "_tp_size": 1,
         } | more  # fmt: skip
         for name, value in given.items():
             object.__setattr__(trainer, name, value)
@@ -128,17 +148,6 @@ class Preferences:
             loss, _ = trainer.get_batch_loss_metrics(trainer.model, batch)
             total = total + loss / _parts(options)
         return logits_outcome(total, leaf, texts)
-
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "dpo": {"beta": 0.1, "ld_alpha": None, "f_divergence_type": "reverse_kl",
-            "f_alpha_divergence_coef": 0.5, "label_smoothing": 0.0, "use_weighting": False,
-            "discopop_tau": 0.05},
-    "kto": {"beta": 0.1, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0},
-    "cpo": {"beta": 0.1, "label_smoothing": 0.0, "loss_type": "sigmoid", "cpo_alpha": 1.0,
-            "simpo_gamma": 0.5, "alpha": 0.0},
-    "orpo": {"beta": 0.1},
-}  # fmt: skip
 
 
 def cases(checkout: Path) -> Iterator[Case | Lost]:

@@ -272,8 +272,17 @@ def test_a_mixture_of_experts_has_the_balance_loss_of_its_source() -> None:
     }
     for system, words in named.items():  # without the key the model's config has one
         assert translate(system, words, devices=1).recipe["model"][key] == 0.0, system
-    trl = ["sft", "--model_name_or_path", moe, "--dataset_name", "d"]
-    assert translate("trl", trl).recipe["model"][key] == 0.001  # TRL's default
+    for program in ("sft", "dpo", "kto", "grpo", "rloo"):  # TRL's defaults are the model's config
+        trl = [
+            program,
+            "--model_name_or_path",
+            moe,
+            "--dataset_name",
+            "d",
+            "--num_generations",
+            "8",
+        ]
+        assert key not in translate("trl", trl).recipe["model"]
     own = [*named["verl"], "model_engine=veomni"]  # whose loss is not known
     assert key not in translate("verl", own, devices=1).recipe["model"]
     stated = [*named["openrlhf"], "--aux_loss_coef", "0.01"]

@@ -49,6 +49,7 @@ REASONS = {
     "rows are read and tokenised once, before the first step, and cached": """
         dataset_num_proc preprocessing_num_workers dataloader_num_workers dataset_kwargs
         dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor label_names
+        dataloader_multiprocessing_context dataloader_in_order dataloader_drop_last
         remove_unused_columns use_slow_tokenizer use_fast_tokenizer dataset_mix_dir
         dataset_cache_mode dataset_skip_cache dataset_local_cache_dir dataset_transform_fn
         overwrite_cache transform_fn max_prompt_token_length cache_dataset_only
@@ -57,7 +58,8 @@ REASONS = {
         data.max_input_seq_length""",
     "no run here computes padding, with or without the option": """
         packing padding_free pad_to_multiple_of packing_strategy eval_packing pad_token
-        group_by_length ds.packing_samples model.packing allow_world_padding
+        group_by_length length_column_name padding_value
+        ds.packing_samples model.packing allow_world_padding
         orchestrator.pad_to_multiple_of policy.make_sequence_length_divisible_by
         policy.sequence_packing.* policy.dynamic_batching.*""",
     "passes without gradients keep one layer's activations: their peak is below the update's, and "
@@ -91,7 +93,8 @@ REASONS = {
         inference.deployment.num_nodes optimizer.bf16 optimizer.fp16 optimizer.params_dtype
         pipeline_dtype _v2 converter_type force_reconvert_from_hf train_iters _override_""",
     "the same work in another form: which graph keeps activations, a pass that profiles": """
-        gradient_checkpointing_kwargs model.gradient_checkpointing_reentrant profiling
+        model.gradient_checkpointing_reentrant profiling use_cache torch_empty_cache_steps
+        debug
         policy.optimizer.kwargs.foreach policy.optimizer.kwargs.fused use_gloo_process_groups
         trainer.memory_profiler_path trainer.trace_path trainer.gc trainer.gc.interval
         empty_unused_memory_level clear_memory_caches_before_refit clear_cache_every_n_steps
@@ -120,9 +123,17 @@ REASONS = {
         loss_fn.force_on_policy_ratio grpo.skip_reference_policy_logprobs_calculation""",
     "checkpoints are written behind the run, each complete": """
         checkpoint.* checkpointing.model_save_format checkpointing.save_consolidated
+        enable_jit_checkpoint restore_callback_states_from_checkpoint
         orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
-        use_bnb_nested_quant bnb_4bit_quant_type""",
+        use_bnb_nested_quant bnb_4bit_quant_type bnb_4bit_quant_storage""",
+    "of an evaluation, which counts row by row in model.dtype; of its best checkpoint": """
+        prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps
+        include_for_metrics batch_eval_metrics generate_during_eval bf16_full_eval fp16_full_eval
+        metric_for_best_model greater_is_better""",
+    "of what the run does not have: a moving reference, a KL, an encoder, another loss": """
+        ref_model_mixup_alpha ref_model_sync_steps use_bias_correction_kl is_encoder_decoder
+        max_completion_length completion_only_loss assistant_only_loss""",
     "products with frozen weights are in model.dtype, of 16 bits as there": """
         bnb_4bit_compute_dtype""",
     "it names weights or formats": """

@@ -243,6 +243,8 @@ def test_trls_server_is_read_from_the_command_that_starts_it(tmp_path: Path) -> 
     assert place(found) == {"type": "ray", "rollout": {"workers": 2}}
     assert found.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.9}
     assert "vllm-serve is not in this recipe: the run starts its engines itself" in found.text
+    again = trl(tmp_path, served.replace("trl vllm-serve --model m", "vllm serve m") + train)
+    assert again.recipe == found.recipe
     alone = trl(tmp_path, train)
     assert place(alone)["rollout"] == {"workers": 1}
     assert "does not start its vLLM server" in alone.text

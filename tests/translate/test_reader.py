@@ -95,6 +95,11 @@ def test_a_quote_that_never_ends_is_named() -> None:
         commands('python x.py --name "a\n')
 
 
+def test_a_script_may_end_within_a_continued_line() -> None:
+    assert commands("python x.py \\\n    --a 1 \\") == [["python", "x.py", "--a", "1"]]
+    assert commands("python x.py --a 1 \\\n") == [["python", "x.py", "--a", "1"]]
+
+
 def test_flags_have_a_value_several_or_none() -> None:
     words = ["--a", "1", "--b=x", "--c", "0.5", "2", "--d-e", "--f", "-1", "--g", "5e-7"]
     expected = {"a": 1, "b": "x", "c": [0.5, 2], "d_e": True, "f": -1, "g": 5e-7}

@@ -271,10 +271,41 @@ def test_label_smoothing_is_of_the_losses_that_read_it() -> None:
 
 def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:
     flags = ("--top_entropy_quantile", "0.2", "--off_policy_mask_threshold", "0.5")
-    algorithm = of(*flags, "--beta", "0.1", "--use_bias_correction_kl", "true").recipe["algorithm"]
+    found = of(*flags, "--beta", "0.1")
+    algorithm = found.recipe["algorithm"]
     assert algorithm["top_entropy_fraction"] == 0.2
     assert algorithm["off_policy_threshold"] == 0.5
     assert algorithm["kl_corrected"] is True
+    assert "TRL's default" in found.draft.comments["algorithm", "kl_corrected"]
+    off = of("--beta", "0.1", "--use_bias_correction_kl", "false")
+    assert "kl_corrected" not in off.recipe["algorithm"]
+    without = of("--use_bias_correction_kl", "true")  # and no KL
+    assert "kl_corrected" not in without.recipe["algorithm"]
+    assert not missing(without)
+
+
+def test_layers_are_computed_again_by_either_name_and_as_the_arguments_say() -> None:
+    key = "gradient_checkpointing"
+    assert of("--activation_checkpointing", "false").recipe["model"][key] is False
+    newer = of("--gradient_checkpointing", "true", "--activation_checkpointing", "false")
+    assert newer.recipe["model"][key] is False  # the newer name counts, as there
+    offloaded = of("--activation_checkpointing_kwargs", '{"offload": true}')
+    assert offloaded.recipe["model"][key] == "offload"
+    some = of("--activation_checkpointing_kwargs", '{"every_n_layers": 2}')
+    assert missing(some) == {"activation_checkpointing_kwargs"}
+    assert not missing(of("--gradient_checkpointing_kwargs", '{"use_reentrant": false}'))
+
+
+def test_a_sampler_in_order_does_not_shuffle() -> None:
+    assert of("--train_sampling_strategy", "sequential").recipe["data"]["shuffle"] is False
+    assert "shuffle" not in of("--train_sampling_strategy", "group_by_length").recipe["data"]
+
+
+def test_samples_of_held_out_prompts_need_an_evaluation() -> None:
+    flags = ("--num_generations_eval", "2")
+    evaluated = of(*flags, "--eval_strategy", "steps", "--eval_steps", "10")
+    assert evaluated.recipe["eval"]["n_samples"] == 2
+    assert "eval" not in of(*flags).recipe
 
 
 def test_online_dpo_counts_prompts_and_samples_two_of_each() -> None:
@@ -370,7 +401,9 @@ def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
     assert ("rollout", "temperature") not in even
 
 
-@pytest.mark.parametrize(("program", "told"), [("gkd", "on_policy"), ("prm", "process_reward")])
+@pytest.mark.parametrize(
+    ("program", "told"), [("gold", "teacher.align"), ("prm", "process_reward")]
+)
 def test_a_trainer_without_a_recipe_says_what_to_write(program: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         translate("trl", [program, "--model_name_or_path", "m"])

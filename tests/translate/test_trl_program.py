@@ -49,6 +49,16 @@ def test_each_trainer_is_a_job(program: Any, trainer: str, job: str, algorithm: 
     assert found.recipe["data"]["path"] == "org/rows"
 
 
+@pytest.mark.parametrize("trainer", ["DistillationTrainer", "GKDTrainer"])
+def test_a_teacher_is_read_by_its_name_or_its_model(program: Any, trainer: str) -> None:
+    rows = "train_dataset=load_dataset('d')"
+    named = program(f"{trainer}('m', teacher_model='t', {rows})")
+    placed = program(f"{trainer}('m', AutoModelForCausalLM.from_pretrained('t'), {rows})")
+    for found in (named, placed):
+        assert found.problem is None
+        assert found.recipe["teacher"]["model"]["path"] == "t"
+
+
 def test_arguments_by_position_are_the_trainer_s(program: Any) -> None:
     dpo = program("DPOTrainer('m', 'r', DPOConfig(beta=0.3), None, load_dataset('d'))")
     assert dpo.recipe["algorithm"]["beta"] == 0.3
@@ -278,9 +288,9 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
     assert "map" not in found.recipe["data"]
     with pytest.raises(UsageError, match="put the flags behind"):
         translate("trl", [path])
-    (folder / "gkd.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
-    with pytest.raises(UsageError, match="gkd: write a recipe with"):
-        translate("trl", [str(folder / "gkd.py")])
+    (folder / "prm.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
+    with pytest.raises(UsageError, match="prm: write a recipe with"):
+        translate("trl", [str(folder / "prm.py")])
 
 
 def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -> None:
@@ -303,8 +313,8 @@ def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -
          "but verl.trainer.SFTTrainer in line 2"),
         ("x = [\n", "calls no trainer of TRL"),
         ("SFTTrainer(\n", "line 1 is not Python"),
-        ("GKDTrainer('m', teacher_model='t')", "gkd: write a recipe with job"),
-        ("GMPOTrainer('m')", "GMPOTrainer: not a program that this translator knows"),
+        ("MiniLLMTrainer('m', teacher_model='t')", "minillm: write a recipe from that of trl dist"),
+        ("A2POTrainer('m')", "A2POTrainer: not a program that this translator knows"),
         ("SFTTrainer('m')\n" * 60, "calls more than 50 trainers"),
         ("x = 1\n" * 200_000, "more than 1048576 bytes"),
     ],

@@ -460,3 +460,10 @@ def test_a_misspelt_option_is_told_with_the_nearest_one() -> None:
     assert why["trainer.n_gpu_per_node"].endswith("did you mean trainer.n_gpus_per_node?")
     assert "not an option that this translator knows" in why["data.train_batchsize"]
     assert "not an option that this translator knows" in why[f"{ROLLOUT}temprature"]
+
+
+def test_arguments_of_vllm_have_underscores_and_its_longest_row_is_data_max_len() -> None:
+    place = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
+    found = of(f"{place}.tool-call-parser=hermes", f"{place}.max-model-len=4096")
+    assert found.recipe["rollout"]["vllm"]["engine_args"] == {"tool_call_parser": "hermes"}
+    assert "max-model-len" not in str(missing(found))

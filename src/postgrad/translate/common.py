@@ -130,9 +130,12 @@ def engine_argument(prefix: str) -> Rule:
     """A rule: vLLM gets the argument as it is, if recipes may add it. prefix: before its name."""
 
     def rule(draft: Draft, name: str, value: Any, _: str) -> None:
-        argument = name.removeprefix(prefix)  # with the names of a table's values: "a.b"
+        # With the names of a table's values: "a.b". vLLM reads dashes as underscores, as here.
+        argument = name.removeprefix(prefix).replace("-", "_")
         if argument == "max_num_seqs":
             draft.put("rollout.slots", int(decimal(value)), "max_num_seqs of each engine")
+        elif argument == "max_model_len":
+            draft.skip(name, value, "data.max_len, which bounds prompt and answer")
         elif not vllm_samples(draft.images):
             draft.miss(name, value, BUILT_IN)
         elif why := refused_argument(argument.partition(".")[0]):

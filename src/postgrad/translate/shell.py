@@ -236,4 +236,5 @@ def _words(text: str) -> list[str]:
 
 
 def _joined(text: str) -> str:
-    return re.sub(r"\\\r?\n[ \t]*", " ", text)
+    """Lines that end in a backslash with the next one; the last line of a script may too."""
+    return re.sub(r"\\(?:\r?\n[ \t]*|\Z)", " ", text)

@@ -1,4 +1,5 @@
-"""TRL (trl sft|dpo|kto|reward|grpo|rloo, its scripts): options and YAML configs as recipes.
+"""TRL (trl sft|dpo|kto|reward|distillation|grpo|rloo, its scripts): options and YAML configs as
+recipes.
 
 Its batch numbers are one device's: an update takes per_device_train_batch_size *
 gradient_accumulation_steps * devices, and for GRPO and RLOO that counts completions, not prompts.
@@ -11,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, mixtures, places, trl_pairs, trl_rl
+from postgrad.translate import common, learning, mixtures, places, trl_losses, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -43,6 +44,8 @@ def program_of(word: str, after: str | None) -> str | None:
         return word if is_program else None
     if word == "trl" and re.fullmatch(r"[a-z][\w-]*", after):
         return after
+    if word == "vllm" and after == "serve":  # which `trl vllm-serve` starts
+        return "vllm-serve"
     match = re.search(r"(?:^|[./])scripts[./](?:ppo/)?(\w+?)(?:\.py)?$", word)
     name = SCRIPTS.get(match[1], match[1]) if match else ""
     if name in JOBS:
@@ -83,12 +86,13 @@ def draft_recipe(source: SourceCommand) -> Draft:
         trl_rl.answers(draft, options, program, devices, functions)
     else:
         _batch(draft, options, devices)
-        _loss(draft, options, program)
+        trl_losses.losses(draft, options, program, source)
     _length(draft, options)
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
-    mixtures.balanced(draft, 0.001 if program in BALANCED else 0.0)
+    if program not in BALANCED:
+        mixtures.balanced(draft)
     if program == "grpo":
         trl_rl.means(draft, options)
     common.sampled_as_trained(draft)
@@ -112,6 +116,8 @@ def _guessed(options: Mapping[str, Any]) -> str:
 
 
 def _model(draft: Draft, options: Options) -> None:
+    if (again := options.take("activation_checkpointing")) is not None:  # its newer name
+        options.stated["gradient_checkpointing"] = again
     half = "bfloat16" if flag(options.take("bf16")) else "float32"
     draft.put("model.dtype", "float16" if flag(options.take("fp16", False)) else half)
     names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -194,6 +200,10 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
         comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
         if options.stated.get("max_length", length) is None:
             draft.put("data.max_len", 4096, "there no row is cut; longer ones are dropped")
+        elif draft.job == "reward":
+            draft.put(
+                "data.max_len", int(length), "pairs with a longer answer are dropped, as there"
+            )
         else:
             draft.put(
                 "data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}"
@@ -241,43 +251,6 @@ def _batch(draft: Draft, options: Options, devices: int) -> None:
     if flag(options.take("packing", False)):
         draft.comments[("batch", "train_batch_size")] += ": there packed rows, here conversations"
     common.micro_batch(draft, micro)
-
-
-def _loss(draft: Draft, options: Options, program: str) -> None:
-    losses = options.texts("loss_type")
-    trl_rl.followed(draft, options)
-    if program == "sft":
-        _turns(draft, options)
-    elif program == "reward":
-        why = "rows with a column margin are trained with it there: algorithm.margin, data.margin"
-        draft.put("algorithm.type", "bradley_terry", why)
-    if program == "dpo":
-        trl_pairs.pair_losses(draft, options)
-    elif program == "cpo":
-        trl_pairs.cpo_loss(draft, options)
-    elif program == "kto":
-        trl_pairs.kto_loss(draft, "".join(losses))
-    elif program == "orpo":
-        trl_pairs.orpo_loss(draft, options)
-    elif losses == ["dft"]:
-        draft.put("algorithm.loss", "dft")
-    elif losses and losses[0] not in ("nll", "chunked_nll"):
-        draft.miss("loss_type", losses[0], f"{program} does not have this loss here")
-
-
-def _turns(draft: Draft, options: Options) -> None:
-    """What bears loss: there all of a conversation, unless an option says otherwise, and of rows of
-    prompt and completion the completion alone.
-    """
-    answers = flag(options.take("assistant_only_loss", False))
-    completions = options.take("completion_only_loss")
-    if answers or draft.get("data.text") is not None:
-        return
-    if completions is not None and not flag(completions):
-        draft.put("data.loss_turns", "everything", "completion_only_loss is false")
-    elif completions is None:
-        why = "of messages the assistant's turns are trained on; there all tokens, as with"
-        draft.put("algorithm.type", "sft", f'{why} data.loss_turns = "everything"')
 
 
 def _length(draft: Draft, options: Options) -> None:

@@ -61,6 +61,8 @@ _POSITIONS = {
     "kto": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "rloo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "distillation": ("model", "teacher_model", "args", "train_dataset", "eval_dataset"),
+    "gkd": ("model", "teacher_model", "args", "data_collator", "train_dataset"),
     "online_dpo": ("model", "ref_model", "reward_funcs", "args"),
     "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset"),
 }
@@ -84,7 +86,7 @@ _LOST = {
     "rollout_func": _WORLD,
     "judge": 'online_dpo has rewards: [[rewards]] type = "judge" asks a model',
     "model_init": "a run starts from model.path",
-    "teacher_model": "a teacher is [teacher] of a recipe",
+    "teacher_model": "teacher.model.path names it",
     "model_adapter_name": "a run has one adapter",
     "ref_adapter_name": "a run has one adapter",
 }  # fmt: skip
@@ -269,6 +271,8 @@ class _Trainer:
                 put_rewards(reading, value)
             case "reward_model" if (path := path_of(value)) is not None:
                 reading.put("reward_model_path", path)
+            case "teacher_model" if (path := path_of(value)) is not None:
+                reading.put("teacher_model_name_or_path", path)
             case "ref_model":
                 self._reference(value)
             case "processing_class" | "tokenizer":

@@ -66,7 +66,7 @@ def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
     cap = options.take("vllm_importance_sampling_cap", 3.0)
     high = decimal(options.take("vllm_importance_sampling_clip_max", cap))
     low = options.take("vllm_importance_sampling_clip_min")
-    if not enabled or draft.get("algorithm.type") == "online_dpo":  # which has none
+    if not enabled or draft.get("algorithm.type") in ("online_dpo", "distillation"):  # have none
         return
     level, _, constraint = mode.partition("_")
     name = {"truncate": "tis", "mask": "icepop"}.get(constraint)
@@ -205,6 +205,11 @@ def _policy_kl(draft: Draft, options: Options, program: str) -> None:
     name = "kl_coef" if program == "ppo" else "beta"
     coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
     draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
+    if flag(options.take("use_bias_correction_kl", False)) and coefficient:
+        stated = options.states("use_bias_correction_kl")
+        draft.put(
+            "algorithm.kl_corrected", True, "" if stated else "TRL's default; in 1.9 it was off"
+        )
     if program == "ppo":
         draft.put("algorithm.kl_estimator", estimator)
         clip = decimal(options.take("cliprange"))
@@ -260,7 +265,7 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     bound = min(decimal(low), 1.0)  # no ratio is below 0
     draft.put("algorithm.clip_low", bound, "" if program == "grpo" else of_response)
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
-    if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
+    if name == "gspo" and draft.get("algorithm.kl_corrected"):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
 
 

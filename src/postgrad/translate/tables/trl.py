@@ -1,6 +1,6 @@
 """TRL's options: their defaults, and what they are in a recipe."""
 
-from typing import Any
+from typing import Any, cast
 
 from postgrad.translate import common, learning
 from postgrad.translate.draft import Draft
@@ -27,6 +27,8 @@ JOBS = {
     "orpo": ("preference", "orpo"),
     "cpo": ("preference", "cpo"),
     "reward": ("reward", "bradley_terry"),
+    "distillation": ("sft", "distillation"),
+    "gkd": ("sft", "distillation"),
     "grpo": ("rl", "grpo"),
     "rloo": ("rl", "rloo"),
     "ppo": ("rl", "ppo"),
@@ -52,9 +54,10 @@ OTHERS = {
     "sft_diffusion_gemma": "models that denoise text are not here",
     "async_grpo": "translate its settings as trl grpo, and give rollout.max_staleness: "
     "docs/async.md",
-    "gkd|distillation|minillm": 'write a recipe with job = "sft", a [teacher] and algorithm.type = '
-    '"distillation": GKD\'s beta, temperature and lmbda are algorithm.beta, temperature and '
-    'on_policy; with rewards too, job = "rl" and "on_policy_distillation"',
+    "minillm|iw_opd|server_distillation|async_distillation": "write a recipe from that of trl "
+    'distillation, or with job = "rl" and algorithm.type = "on_policy_distillation", where a '
+    "teacher may be a server, and rollout.max_staleness samples ahead",
+    "gmpo": 'translate its settings as trl grpo, and give algorithm.type = "gmpo"',
     "sdft": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
     'a text with the column privileged_context, and algorithm.graded_by: "policy" is the live '
     'teacher, "reference" base, and with reference.ema_decay ema',
@@ -81,6 +84,25 @@ def _eos_token(draft: Draft, name: str, value: Any, default: str) -> None:
         draft.put("model.eos_token", value, default)
 
 
+def _computed_again(draft: Draft, name: str, value: Any, _: str) -> None:
+    """How layers are computed again: which of them, and where their inputs wait."""
+    more = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    if flag(more.get("offload", False)):
+        learning.host_inputs(draft, name, True, "")
+    elif decimal(more.get("every_n_layers", 1)) > 1:
+        draft.miss(name, value, "every layer is computed again, or none")
+    else:
+        draft.skip(name, value, _OWN_LOOP)
+
+
+def _evaluated(draft: Draft, name: str, value: Any, _: str) -> None:
+    """Samples of a held-out prompt."""
+    if draft.get("eval.split"):
+        draft.put("eval.n_samples", int(decimal(value)))
+    else:
+        draft.skip(name, value, "nothing is evaluated")
+
+
 # Of transformers' TrainingArguments and TRL's base.
 SHARED: dict[str, Any] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3,
@@ -100,8 +122,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "orpo": {"learning_rate": 1e-6, "beta": 0.1},
     "cpo": {"learning_rate": 1e-6, "beta": 0.1, "loss_type": "sigmoid"},
     "reward": {"learning_rate": 1e-4},
+    "distillation": {"learning_rate": 1e-6, "beta": 1.0, "temperature": 1.0, "max_length": None,
+                     "max_completion_length": 512, "vllm_gpu_memory_utilization": 0.3},
+    "gkd": {"learning_rate": 2e-5, "beta": 0.5, "lmbda": 0.5, "temperature": 0.9,
+            "max_new_tokens": 128},
     "grpo": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
-             "epsilon": 0.2, **_SAMPLED},
+             "epsilon": 0.2, "use_bias_correction_kl": True, **_SAMPLED},
     "rloo": {"learning_rate": 1e-6, "num_generations": 2, "beta": 0.05, "epsilon": 0.2,
              **_SAMPLED},
     "online_dpo": {"learning_rate": 5e-7, "beta": [0.1], "max_new_tokens": 64, "max_length": 512,
@@ -111,7 +137,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "lam": 0.95, "response_length": 53, "temperature": 0.7, "max_length": None},
 }  # fmt: skip
 
-BALANCED = ("sft", "dpo", "kto", "grpo", "rloo")  # with router_aux_loss_coef 0.001
+# Trainers with router_aux_loss_coef: where nothing is said, the model's config says it.
+BALANCED = ("sft", "dpo", "kto", "grpo", "rloo")
 _OWN_LOOP = "the loop is one process's own"
 _MASTER = "weights that train are float32, and cast to model.dtype to compute"
 _SAVING = "every run saves and logs into run_dir"
@@ -170,7 +197,7 @@ RULES: dict[str, Rule] = {
     "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
     "top_entropy_quantile": to("algorithm.top_entropy_fraction", read=decimal),
     "off_policy_mask_threshold": to("algorithm.off_policy_threshold", read=decimal),
-    "use_bias_correction_kl": to("algorithm.kl_corrected", read=on),
+    "use_bias_correction_kl": needless("there is no KL without beta"),
     "sapo_temperature_pos": to("algorithm.gate_positive", read=decimal),
     "sapo_temperature_neg": to("algorithm.gate_negative", read=decimal),
     "vespo_k_pos": to("algorithm.shape_positive", read=decimal),
@@ -215,13 +242,44 @@ RULES: dict[str, Rule] = {
              "hub_model_revision save_safetensors eval_on_start do_predict save_on_each_node "
              "hub_token hub_always_push hub_revision",
              needless(_SAVING)),
+    "load_best_model_at_end": missing_but(
+        OFF, "checkpoint.best_metric keeps the best by one of docs/metrics.md"),
+    **family("", "metric_for_best_model greater_is_better",
+             needless("of load_best_model_at_end, which is lost where it is on")),
+    "eval_delay": missing("eval.every counts from the first step"),
+    **family("", "bf16_full_eval fp16_full_eval", needless("evaluation computes in model.dtype")),
+    **family("", "prediction_loss_only eval_do_concat_batches eval_use_gather_object "
+             "eval_accumulation_steps include_for_metrics batch_eval_metrics "
+             "generate_during_eval", needless("results are added up row by row")),
+    "num_generations_eval": _evaluated,
+    "ignore_data_skip": missing_but(OFF, "a resumed run goes on with the rows that are next"),
+    **family("", "enable_jit_checkpoint restore_callback_states_from_checkpoint",
+             needless("a run that is told to end saves first, all of its state")),
     "save_only_model": missing_but(OFF, "a checkpoint always has the optimizer's state"),
     **family("", "dataset_num_proc preprocessing_num_workers "
              "dataloader_num_workers dataset_kwargs dataloader_pin_memory "
-             "dataloader_persistent_workers dataloader_prefetch_factor label_names",
+             "dataloader_persistent_workers dataloader_prefetch_factor label_names "
+             "dataloader_multiprocessing_context dataloader_in_order",
              needless(_PREPARED)),
+    "dataloader_drop_last": needless("updates are whole: one may reach into the next epoch"),
+    "train_sampling_strategy": choice("data.shuffle", {"random": None, "sequential": False,
+                                                       "group_by_length": None,
+                                                       "batch_rebalance": None}),
     "data_seed": missing("the order of the rows is drawn from the run's seed"),
     "auto_find_batch_size": missing("micro-batches are as the recipe says: postgrad plan advises"),
+    "parallelism_config": missing("learner.tensor_parallel, context_parallel and sharding say it"),
+    "model_init_kwargs": missing("its entries are flags: dtype, attn_implementation, revision"),
+    "teacher_model_init_kwargs": missing("[teacher.model] has keys for them"),
+    "cast_lm_head_to_fp32": missing_but(
+        OFF, "the head computes in model.dtype, what follows in float32"),
+    "lora_target_parameters": missing("model.lora.targets names layers"),
+    **family("", "optim_args optim_target_modules", missing("learner.betas, eps, weight_decay and "
+             "optimizer say what is here of optimizers")),
+    **family("", "ref_model_mixup_alpha ref_model_sync_steps", needless("of sync_ref_model")),
+    **family("", "completion_only_loss assistant_only_loss",
+             needless("the loss is on answers, as there")),
+    **family("", "is_encoder_decoder padding_value max_completion_length",
+             needless("of models with an encoder, or of padding")),
     **family("", "torch_compile_backend torch_compile_mode", missing("layers are compiled as "
              "torch does by default")),
     **family("", "use_cpu no_cuda use_mps_device", missing("a run takes the device that is there")),
@@ -230,18 +288,22 @@ RULES: dict[str, Rule] = {
     "max_tool_calling_iterations": missing("environment.max_turns bounds an environment's turns"),
     "precompute_ref_batch_size": needless(common.CUT_BY_TOKENS),
     "trust_remote_code": missing("code of a model's repository is never run"),
-    **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
+    **family("", "use_liger_kernel use_liger_loss liger_kernel_config",
+             missing(common.KERNELS)),
     **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),
     "tf32": missing("float32 products are not rounded; model.dtype = \"bfloat16\" is faster"),
     "activation_offloading": learning.host_inputs,
     "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
     "torch_compile": learning.compiled,
-    **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "
+    **family("", "activation_checkpointing_kwargs gradient_checkpointing_kwargs", _computed_again),
+    **family("", "ignore_bias_buffers bf16 ddp_timeout deepspeed "
              "fsdp accelerate_config lora_task_type bnb_4bit_quant_type use_bnb_nested_quant "
              "bnb_4bit_compute_dtype "
              "disable_dropout model_adapter_name env ddp_find_unused_parameters ddp_backend "
              "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph fsdp_config "
-             "accelerator_config local_rank average_tokens_across_devices",
+             "accelerator_config local_rank average_tokens_across_devices use_cache "
+             "torch_empty_cache_steps full_determinism debug bnb_4bit_quant_storage "
+             "length_column_name",
              needless(_OWN_LOOP)),
 }  # fmt: skip
 

@@ -1,8 +1,12 @@
-"""TRL's losses of preferences: those of DPOTrainer, KTOTrainer, CPOTrainer and ORPOTrainer."""
+"""TRL's losses beside RL: those of SFT, reward models, distillation, and DPOTrainer, KTOTrainer,
+CPOTrainer and ORPOTrainer.
+"""
 
 from collections.abc import Mapping, Sequence
 
+from postgrad.translate import trl_rl
 from postgrad.translate.draft import Draft
+from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
 
 _LOSSES = {  # of DPOTrainer, as algorithm.loss
@@ -24,9 +28,77 @@ _OF_RATIOS = (*_SORTED, "apo_zero", "sft")  # they do not read f_divergence_type
 _DIVERGENT = ("sigmoid", "hinge", "robust", "exo_pair", "discopop", *_OF_RATIOS)
 _ALONE = ("ipo", *_SORTED)  # algorithms here, which have no other loss beside them
 _ALL_TOKENS = "over all chosen tokens; here the mean over answers of each one's mean"
+_BOTH = "of the samples and of both distributions, as there"
 
 
-def pair_losses(draft: Draft, options: Options) -> None:
+def losses(draft: Draft, options: Options, program: str, source: SourceCommand) -> None:
+    """[algorithm] of everything but RL; of distillation also who teaches and who samples."""
+    kinds = options.texts("loss_type")
+    trl_rl.followed(draft, options)
+    if program == "sft":
+        _turns(draft, options)
+    elif program == "reward":
+        why = "rows with a column margin are trained with it there: algorithm.margin, data.margin"
+        draft.put("algorithm.type", "bradley_terry", why)
+    if program == "dpo":
+        _pair_losses(draft, options)
+    elif program == "cpo":
+        _cpo_loss(draft, options)
+    elif program == "kto":
+        _kto_loss(draft, "".join(kinds))
+    elif program == "orpo":
+        _orpo_loss(draft, options)
+    elif program in ("distillation", "gkd"):
+        _distilled(draft, options, program, source)
+    elif kinds == ["dft"]:
+        draft.put("algorithm.loss", "dft")
+    elif kinds and kinds[0] not in ("nll", "chunked_nll"):
+        draft.miss("loss_type", kinds[0], f"{program} does not have this loss here")
+
+
+def _distilled(draft: Draft, options: Options, program: str, source: SourceCommand) -> None:
+    """DistillationTrainer, whose student answers every row itself, and GKDTrainer, whose student
+    answers a share of them.
+    """
+    draft.put("teacher.model.path", options.take("teacher_model_name_or_path"))
+    draft.put("teacher.model.revision", options.take("teacher_model_revision"))
+    beta = decimal(options.take("beta"))
+    kind = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+    draft.put("algorithm.divergence", kind, f"beta {beta:g} there")
+    draft.put("algorithm.beta", beta if kind == "jsd" else None)
+    share, new = decimal(options.take("lmbda", 1.0)), options.number("max_new_tokens")
+    if program == "distillation":
+        new = options.number("max_completion_length")
+        draft.put("algorithm.temperature", decimal(options.take("temperature")), _BOTH)
+        draft.put("rollout.temperature", decimal(options.take("temperature")))
+    elif flag(options.take("seq_kd", False)):
+        draft.miss("seq_kd", True, "the teacher writes no rows in a run: postgrad generate does")
+    comment = "of the rows" if program == "distillation" else "lmbda: there of the micro-batches"
+    unread = "; rows of a prompt alone need one: data.map appends any, which is not read"
+    draft.put("algorithm.on_policy", share, f"{comment}{unread if share == 1.0 else ''}")
+    if share:
+        draft.put("rollout.max_new_tokens", new)
+        trl_rl.engines(draft, options, source)
+    else:
+        draft.skip("temperature", options.take("temperature"), "of answers, and there are none")
+
+
+def _turns(draft: Draft, options: Options) -> None:
+    """What bears loss: there all of a conversation, unless an option says otherwise, and of rows of
+    prompt and completion the completion alone.
+    """
+    answers = flag(options.take("assistant_only_loss", False))
+    completions = options.take("completion_only_loss")
+    if answers or draft.get("data.text") is not None:
+        return
+    if completions is not None and not flag(completions):
+        draft.put("data.loss_turns", "everything", "completion_only_loss is false")
+    elif completions is None:
+        why = "of messages the assistant's turns are trained on; there all tokens, as with"
+        draft.put("algorithm.type", "sft", f'{why} data.loss_turns = "everything"')
+
+
+def _pair_losses(draft: Draft, options: Options) -> None:
     """Settings of DPOTrainer's losses: one, or several with their weights; "sft" is the NLL."""
     losses, weights = options.texts("loss_type"), options.numbers("loss_weights")
     weighted = dict(zip(losses, weights or [1.0] * len(losses), strict=False))
@@ -123,7 +195,7 @@ def _divergence(draft: Draft, options: Options, losses: Sequence[str]) -> None:
             draft.put("algorithm.divergence_alpha", alpha, "1 - the coefficient there")
 
 
-def cpo_loss(draft: Draft, options: Options) -> None:
+def _cpo_loss(draft: Draft, options: Options) -> None:
     """CPOTrainer: sigmoid and simpo are algorithms here; alphapo is simpo without an NLL."""
     loss = str(options.take("loss_type"))
     smoothing = decimal(options.take("label_smoothing", 0.0))
@@ -139,13 +211,13 @@ def cpo_loss(draft: Draft, options: Options) -> None:
     draft.miss("alpha", decimal(options.take("alpha", 0.0)), "rewards are logprobs, not AlphaPO's")
 
 
-def orpo_loss(draft: Draft, options: Options) -> None:
+def _orpo_loss(draft: Draft, options: Options) -> None:
     """ORPOTrainer, whose NLL is the language model's on the whole text."""
     draft.put("algorithm.odds_coef", decimal(options.take("beta")), "beta there")
     draft.put("algorithm.nll_coef", 1.0, f"there over prompts too, and {_ALL_TOKENS}")
 
 
-def kto_loss(draft: Draft, loss: str) -> None:
+def _kto_loss(draft: Draft, loss: str) -> None:
     """KTOTrainer, whose loss without a reference point is APO's."""
     if loss == "apo_zero_unpaired":
         draft.put("algorithm.loss", "apo_zero")

@@ -1,4 +1,4 @@
-"""TRL's preference losses: what their trainers read, and what a recipe has instead."""
+"""TRL's losses beside RL: what their trainers read, and what a recipe has instead."""
 
 from typing import Any
 
@@ -108,3 +108,53 @@ def test_an_option_of_another_trainer_is_lost_and_in_no_recipe() -> None:
     found = of("kto", "--label_smoothing", "0.1", "--use_weighting", "true")
     assert found.recipe["algorithm"] == {"type": "kto"}
     assert {one.name for one in found.draft.missing} == {"label_smoothing", "use_weighting"}
+
+
+TAUGHT = ("--teacher_model_name_or_path", "t")
+
+
+@pytest.mark.parametrize(
+    ("beta", "divergence"),
+    [("0", {"divergence": "forward_kl"}), ("1.0", {"divergence": "reverse_kl"}),
+     ("0.3", {"divergence": "jsd", "beta": 0.3})],
+)  # fmt: skip
+@pytest.mark.parametrize("program", ["distillation", "gkd"])
+def test_beta_of_distillation_names_its_divergence(
+    program: str, beta: str, divergence: dict[str, Any]
+) -> None:
+    algorithm = of(program, *TAUGHT, "--beta", beta).recipe["algorithm"]
+    assert {key: algorithm.get(key) for key in ("divergence", "beta")} == {
+        "beta": None
+    } | divergence
+
+
+def test_a_student_of_distillation_answers_every_row_itself_at_the_losses_temperature() -> None:
+    found = of("distillation", *TAUGHT, "--temperature", "0.8", "--max_completion_length", "300",
+               "--teacher_model_revision", "v2", "--use_vllm", "true")  # fmt: skip
+    recipe = found.recipe
+    assert recipe["job"] == "sft"
+    assert recipe["algorithm"] == {"type": "distillation", "divergence": "reverse_kl",
+                                   "temperature": 0.8, "on_policy": 1.0}  # fmt: skip
+    assert recipe["teacher"]["model"] == {"path": "t", "revision": "v2"}
+    assert recipe["rollout"] == {"type": "vllm", "temperature": 0.8, "max_new_tokens": 300,
+                                 "vllm": {"memory_fraction": 0.3}}  # fmt: skip
+    assert recipe["learner"]["lr"] == 1e-6
+    assert not found.draft.missing
+
+
+def test_a_student_of_gkd_answers_some_rows_and_its_loss_is_at_temperature_1() -> None:
+    found = of("gkd", *TAUGHT)
+    assert found.recipe["algorithm"] == {"type": "distillation", "divergence": "jsd", "beta": 0.5,
+                                         "on_policy": 0.5}  # fmt: skip
+    assert found.recipe["rollout"] == {"max_new_tokens": 128, "temperature": 0.9}
+    alone = of("gkd", *TAUGHT, "--lmbda", "0", "--seq_kd", "true")
+    assert "rollout" not in alone.recipe
+    assert why(alone, "seq_kd").startswith("the teacher writes no rows")
+    with pytest.raises(AssertionError):  # no teacher, no recipe
+        of("gkd")
+
+
+def test_a_pair_of_a_reward_model_with_a_longer_answer_is_dropped_as_there() -> None:
+    data = of("reward").recipe["data"]
+    assert (data["max_len"], data.get("on_too_long")) == (1024, None)
+    assert of("dpo").recipe["data"]["on_too_long"] == "truncate"

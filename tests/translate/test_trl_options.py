@@ -1,0 +1,67 @@
+"""The options and defaults of TRL as it is installed: none is unknown, and no default is stale."""
+
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from postgrad.translate.tables.trl import DEFAULTS, SHARED
+from postgrad.translate.translate import translate
+
+trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
+pytestmark = [
+    pytest.mark.slow,  # TRL takes seconds to load
+    pytest.mark.skipif(
+        tuple(map(int, trl.__version__.split(".")[:2])) < (1, 16), reason="defaults are of 1.16"
+    ),
+]
+
+# Read by their own names here, or as another value.
+OTHERWISE = {"bf16", "max_length", "loss_type"}
+
+
+def configs() -> dict[str, type]:
+    from trl.experimental import cpo, gkd, online_dpo, orpo
+
+    return {
+        "sft": trl.SFTConfig, "dpo": trl.DPOConfig, "kto": trl.KTOConfig, "grpo": trl.GRPOConfig,
+        "reward": trl.RewardConfig, "rloo": trl.RLOOConfig, "cpo": cpo.CPOConfig,
+        "distillation": trl.DistillationConfig, "orpo": orpo.ORPOConfig, "gkd": gkd.GKDConfig,
+        "online_dpo": online_dpo.OnlineDPOConfig,
+    }  # fmt: skip
+
+
+def options(program: str) -> dict[str, Any]:
+    """Each option of a command with its default, None where it has none."""
+    named: dict[str, Any] = {}
+    for config in (configs()[program], trl.ModelConfig, trl.ScriptArguments):
+        for one in fields(config):
+            made = None if one.default_factory is MISSING else one.default_factory()
+            value = made if one.default is MISSING else one.default
+            named[one.name] = value.value if isinstance(value, Enum) else value
+    return named
+
+
+@pytest.mark.parametrize("program", sorted(set(DEFAULTS) - {"ppo"}))  # which 1.16 does not have
+def test_every_option_of_the_installed_trl_is_known(program: str) -> None:
+    words = [program, "--model_name_or_path", "m", "--dataset_name", "d"]
+    stated = ["--num_generations", "8"] if program in ("grpo", "rloo") else []
+    unknown: list[str] = []
+    for name, value in options(program).items():
+        if isinstance(value, list | dict):
+            continue
+        found = translate(
+            "trl", [*words, *stated, f"--{name}", "1" if value is None else str(value)]
+        )
+        unknown += [one.name for one in found.draft.missing
+                    if one.name == name and one.why.startswith("not an option")]  # fmt: skip
+    assert unknown == []
+
+
+@pytest.mark.parametrize("program", sorted(set(DEFAULTS) - {"ppo"}))
+def test_defaults_are_those_of_the_installed_trl(program: str) -> None:
+    theirs = options(program)
+    ours = {name: value for name, value in {**SHARED, **DEFAULTS[program]}.items()
+            if name not in OTHERWISE}  # fmt: skip
+    assert ours == {name: theirs[name] for name in ours}
