@@ -18,7 +18,7 @@ from postgrad.observe.sentinels.mismatch import DIFFERENCE, DRIFT, RATIO
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
 from postgrad.recipe.recipe import RLRecipe
-from postgrad.rollout.settings import FILTERS, RolloutSettings
+from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled
 
 PHASES = ("sample", "train", "publish", "log")  # of a step; evaluations and saves are apart
@@ -82,14 +82,15 @@ def compared_logprobs(
     own weights apart from those of older ones, whose logprobs differ by right, together and by age.
     step: the number of steps before this one, which is the version of the policy's weights.
 
-    With top-p, top-k, min-p or a grammar the sampler drew from another distribution, and `dropout`
-    makes each update's policy another one: nothing to compare.
+    With top-p, top-k, min-p or a grammar the sampler drew from another distribution, unless their
+    sampling masks are kept, and `dropout` makes each update's policy another one: nothing to
+    compare.
     """
     mask = credit.experience.sequences.loss_mask.values
     metrics: dict[str, float] = {}
     if old is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
-    if sampling.model_dump(include=FILTERS, exclude_defaults=True):
+    if sampling.filters and not sampling.keep_sampling_mask:
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
     mask = mask & ~np.isnan(learned)
