@@ -57,6 +57,7 @@ def step_metrics(
         "failures": sum(len(group.failures) for group in groups),
         **of_samples(groups, batch, greedy=recipe.algorithm.needs().greedy),
         "response_tokens": tokens,
+        **mask_sizes(batch),
         **sampled.metrics,
         **credit.metrics,
         "groups/dropped": credit.metrics.get("groups/dropped", 0.0) + emptied,
@@ -64,6 +65,19 @@ def step_metrics(
         "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
     }
+
+
+def mask_sizes(batch: RolloutBatch) -> dict[str, float]:
+    """From how many of the sampled tokens' distributions filters took something away, and how many
+    tokens they left of these on average; {} where sampling masks are not kept.
+    """
+    mask = batch.sequences.sampling_mask
+    if mask is None:
+        return {}
+    touched = np.count_nonzero(mask.lengths)
+    drawn = max(1, np.count_nonzero(batch.sequences.loss_mask.values))
+    shares = {"sampling/masked_fraction": touched / drawn}
+    return shares | ({"sampling/mask_size": len(mask.values) / touched} if touched else {})
 
 
 def compared_logprobs(
