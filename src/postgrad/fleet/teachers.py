@@ -202,8 +202,8 @@ def behind_hints(
         later = sequences.openings[row] if sequences.openings else ()
         openings.append(tuple(at + len(ahead) - end for at in later))
         if sequences.sampling_mask is not None:
-            begin, stop = sequences.tokens.offsets[row : row + 2].tolist()
-            behind = sequences.sampling_mask.take_many(np.arange(begin + end, stop))
+            begin = int(sequences.tokens.offsets[row])
+            behind = sequences.sampling_mask.take_many(np.arange(begin + end, begin + len(ids)))
             sampled += [Ragged.empty(len(ahead), np.int32), behind]
     return Sequences(
         Ragged.of(tokens, np.int32),

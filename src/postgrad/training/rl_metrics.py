@@ -74,8 +74,8 @@ def mask_sizes(batch: RolloutBatch) -> dict[str, float]:
     mask = batch.sequences.sampling_mask
     if mask is None:
         return {}
-    touched = np.count_nonzero(mask.lengths)
-    drawn = max(1, np.count_nonzero(batch.sequences.loss_mask.values))
+    touched = int(np.count_nonzero(mask.lengths))
+    drawn = max(1, int(np.count_nonzero(batch.sequences.loss_mask.values)))
     shares = {"sampling/masked_fraction": touched / drawn}
     return shares | ({"sampling/mask_size": len(mask.values) / touched} if touched else {})
 

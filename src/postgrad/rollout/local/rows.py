@@ -24,7 +24,7 @@ from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind, masks_of
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """The next token of each of N rows."""
 
     rows: NDArray[np.int64]  # their numbers
@@ -173,7 +173,7 @@ class Rows:
         kind = kind._replace(masked=self.masked)
         return kind._replace(keeps=(kind.filtered or kind.masked) and bool(self.keeps[:n].any()))
 
-    def append(self, drawn: Drawn) -> None:
+    def append(self, drawn: DrawnTokens) -> None:
         """Add the next token of rows."""
         rows, tokens, logprobs, experts, masks = drawn
         place = self.written[rows]
@@ -270,7 +270,7 @@ class Flight:
         left = self.rows >= 0
         self.rows[left] = number[self.rows[left]]
 
-    def read(self) -> "Drawn":
+    def read(self) -> "DrawnTokens":
         """Waits for the step. Returns what it drew for the rows that are still there."""
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -278,7 +278,7 @@ class Flight:
         results = self._results.numpy()[:, left]
         masks = None if self._left is None else masks_of(self._left.numpy()[left])
         logprobs = results[1].view(np.float32)
-        return Drawn(self.rows[left], results[0], logprobs, self._experts_of(left), masks)
+        return DrawnTokens(self.rows[left], results[0], logprobs, self._experts_of(left), masks)
 
     def _experts_of(self, left: NDArray[np.int64]) -> Experts | None:
         """-1 of rows that were new in the step: nothing was decoded for them."""
@@ -321,7 +321,7 @@ def completions(
     ]
 
 
-def require_finite(rows: Rows, drawn: Drawn, version: int) -> None:
+def require_finite(rows: Rows, drawn: DrawnTokens, version: int) -> None:
     """Raises RunError where a new token has no logprob."""
     broken = np.flatnonzero(~np.isfinite(drawn.logprobs))
     if len(broken):
