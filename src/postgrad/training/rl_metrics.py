@@ -18,7 +18,7 @@ from postgrad.observe.sentinels.mismatch import DIFFERENCE, DRIFT, RATIO
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
 from postgrad.recipe.recipe import RLRecipe
-from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
 PHASES = ("sample", "train", "publish", "log")  # of a step; evaluations and saves are apart
@@ -104,7 +104,8 @@ def compared_logprobs(
     metrics: dict[str, float] = {}
     if old is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
-    if sampling.filters and not sampling.keep_sampling_mask:
+    filtered = sampling.model_dump(include=FILTERS, exclude_defaults=True)
+    if filtered and not sampling.keep_sampling_mask:
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
     mask = mask & ~np.isnan(learned)
