@@ -81,7 +81,7 @@ class _Turns:
         if self.experts:
             lengths = np.array([len(experts) for experts in self.experts], np.int64)
             arrays |= {EXPERTS: np.concatenate(self.experts), ROUTED: lengths}
-        if self.masks:
+        if self.masks and len(self.masks) == len(self.turns):  # fewer: the setting was changed
             masks = Ragged.joined(self.masks, np.int32)
             arrays |= {MASK_IDS: masks.values, MASK_SIZES: masks.lengths.astype(np.int32)}
         return arrays
