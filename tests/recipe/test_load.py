@@ -68,6 +68,35 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
     assert recipe.geometry().samples_per_step == 128
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    ['correction = "tis"', 'old_logprobs = "sampled"', "off_policy_threshold = 0.1"],
+)
+def test_with_sampling_masks_filters_go_with_every_correction(write: Write, algorithm: str) -> None:
+    kept = "[rollout]\ntop_p = 0.9\nkeep_sampling_mask = true"
+    recipe = load_recipe(write(("clip_high = 0.28", f"{algorithm}\n{kept}")))
+    assert isinstance(recipe, RLRecipe)
+    assert recipe.rollout.keep_sampling_mask
+
+
+@pytest.mark.parametrize(
+    ("teacher", "key"),
+    [
+        ({"server": {"base_url": "http://localhost:1/v1"}, "model": {"path": None}}, "server"),
+        ({"model": {"path": "another"}, "align": "text"}, "align"),
+    ],
+)
+def test_a_teacher_of_whole_vocabularies_does_not_go_with_sampling_masks(
+    write: Write, teacher: dict[str, Any], key: str
+) -> None:
+    raw = load_recipe(write()).model_dump()
+    raw["algorithm"], raw["teacher"] = {"type": "on_policy_distillation"}, teacher
+    raw["rollout"] = {"top_k": 5, "keep_sampling_mask": True}
+    message = f"rollout.keep_sampling_mask: with teacher.{key}: this teacher's logprobs"
+    with pytest.raises(UsageError, match=message):
+        parse_recipe(raw)
+
+
 VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype = "format"'
 
 
@@ -134,6 +163,27 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
         (
             ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nin_flight_updates = false"),
             "recipe.toml:22: rollout.in_flight_updates: is of samples that are under way",
+        ),
+        (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nkeep_sampling_mask = true"),
+            "recipe.toml:22: rollout.keep_sampling_mask: keeps the tokens that top_p, top_k and "
+            "min_p leave, and none of them is on: set one of them",
+        ),
+        (
+            (
+                "clip_high = 0.28",
+                'clip_high = 0.28\n[rollout]\nregex = "a+"\nkeep_sampling_mask = true',
+            ),
+            "recipe.toml:23: rollout.keep_sampling_mask: keeps the tokens that top_p, top_k and "
+            "min_p leave, and none of them is on, and rollout.regex leaves too many",
+        ),
+        (
+            (
+                "clip_high = 0.28",
+                'clip_high = 0.28\n[rollout]\ntype = "vllm"\ntop_p = 0.9\n'
+                "keep_sampling_mask = true",
+            ),
+            'recipe.toml:24: rollout.keep_sampling_mask: with rollout.type = "vllm", whose samples',
         ),
         (
             ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),

@@ -38,6 +38,13 @@ def test_samples_are_eight_steps_ahead_where_nothing_is_said(tmp_path: Path) -> 
     assert recipe["cluster"]["rollout"] == {"workers": 1}
 
 
+def test_filters_that_prime_rl_replays_are_of_the_built_in_engine(tmp_path: Path) -> None:
+    options = {"orchestrator.group_size": 4, "orchestrator.train.sampling.top_p": 0.9}
+    (option,) = of(tmp_path, max_steps=10, **options).draft.missing
+    assert option.name == "orchestrator.train.sampling.top_p"
+    assert "keep_sampling_mask = true" in option.why
+
+
 @pytest.mark.parametrize("steps", [0, 1, 32])
 def test_max_off_policy_steps_bounds_staleness(tmp_path: Path, steps: int) -> None:
     options = {"orchestrator.group_size": 4, "orchestrator.max_off_policy_steps": steps}

@@ -72,3 +72,29 @@ class Ragged:
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "Ragged":
         """The named sequences, in the order named."""
         return Ragged.of([self.row(int(i)) for i in rows], self.values.dtype)
+
+    def take_many(self, rows: NDArray[np.int64]) -> "Ragged":
+        """As `take`, where rows are many and short: without a step for each of them."""
+        lengths = self.lengths[rows]
+        starts = np.cumsum(lengths) - lengths
+        moved = np.repeat(self.offsets[:-1][rows] - starts, lengths)
+        return Ragged.of_sizes(self.values[moved + np.arange(len(moved))], lengths)
+
+    @classmethod
+    def of_sizes(cls, values: NDArray[Any], sizes: NDArray[Any]) -> "Ragged":
+        """Values [N] of sequences of so many each [S], one behind the other."""
+        return cls(
+            values, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        )
+
+    @classmethod
+    def joined(cls, columns: Sequence["Ragged"], dtype: Any) -> "Ragged":
+        """The sequences of several columns, one column behind the other. dtype: of the values."""
+        sizes = [np.zeros(0, np.int64), *(column.lengths for column in columns)]
+        values = [np.zeros(0, dtype), *(column.values for column in columns)]
+        return cls.of_sizes(np.concatenate(values), np.concatenate(sizes))
+
+    @classmethod
+    def empty(cls, count: int, dtype: Any) -> "Ragged":
+        """`count` sequences without a value."""
+        return cls(np.zeros(0, dtype), np.zeros(count + 1, np.int64))

@@ -33,6 +33,9 @@ Behind = int | Literal["newest", "nothing"]
 # [tokens, layers, k] numbers of the experts that each layer with a router sent a token to; -1 where
 # nobody knows: the router chooses itself there.
 Experts = NDArray[np.int16]
+# int32, a row for each token: the ids, rising, of the tokens that the sampler's filters left where
+# it was drawn; an empty row where they took nothing away, and of tokens that nobody sampled.
+SamplingMask = Ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Turn:
     # Of an environment: the tokens are another conversation, up to the policy's next turn. Nothing
     # before them is read behind them.
     opens: bool = False
+    sampling_mask: SamplingMask | None = None  # [t] where the engine was asked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,15 @@ class Rollout:
             images += [image.moved(start) for image in turn.images]
             start += len(turn.token_ids)
         return tuple(images)
+
+    @property
+    def sampling_mask(self) -> SamplingMask | None:
+        """[R] of all turns; None where a turn of the policy was sampled without it."""
+        turns = self.turns
+        if any(turn.author == "policy" and turn.sampling_mask is None for turn in turns):
+            return None
+        rows = [turn.sampling_mask or Ragged.empty(len(turn.token_ids), np.int32) for turn in turns]
+        return Ragged.joined(rows, np.int32)
 
     @property
     def openings(self) -> tuple[int, ...]:
@@ -250,6 +263,9 @@ class Sequences:
     openings: tuple[tuple[int, ...], ...] = ()
     # float32 [N]: what each loss token counts in the loss of SFT, 0 elsewhere; None: 1 each.
     loss_weights: Ragged | None = None
+    # [N] rows: what the policy's distributions are renormalised over, and those of models that are
+    # compared with it (rollout.keep_sampling_mask). None: over the vocabulary.
+    sampling_mask: SamplingMask | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -285,7 +301,13 @@ class Sequences:
         openings = tuple(self.openings[row] for row in taken) if self.openings else ()
         weights = None if self.loss_weights is None else self.loss_weights.take(rows)
         tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
-        return Sequences(tokens, loss_mask, self.group[rows], experts, images, openings, weights)
+        sampling_mask = self.sampling_mask
+        if sampling_mask is not None:
+            flat = self.tokens.like(np.arange(len(self.tokens.values)))
+            sampling_mask = sampling_mask.take_many(flat.take(rows).values)
+        return Sequences(
+            tokens, loss_mask, self.group[rows], experts, images, openings, weights, sampling_mask
+        )
 
     @property
     def shared_by(self) -> Ragged:
@@ -309,6 +331,19 @@ class Sequences:
 def images_between(images: Iterable[PlacedImage], begin: int, end: int) -> tuple[PlacedImage, ...]:
     """The images that begin in tokens[begin:end] of a sequence, among these tokens."""
     return tuple(image.moved(-begin) for image in images if begin <= image.at[0] < end)
+
+
+def require_sampling_mask(mask: SamplingMask, token_ids: NDArray[np.int32]) -> None:
+    """Raises ValueError unless a mask that was read from a file is one of these tokens."""
+    if len(mask) != len(token_ids):
+        raise ValueError(f"a sampling mask of {len(mask)} tokens for {len(token_ids)}")
+    rows = mask.rows
+    rising = np.diff(mask.values) > 0
+    if (mask.values < 0).any() or not (rising | (np.diff(rows) > 0)).all():
+        raise ValueError("the ids of a sampling mask rise from token to token of the vocabulary")
+    drawn = np.bincount(rows[mask.values == token_ids[rows]], minlength=len(mask)) > 0
+    if not (drawn | (mask.lengths == 0)).all():
+        raise ValueError("a sampling mask takes away the token that was drawn")
 
 
 def with_images(tokens: NDArray[np.int32], images: Iterable[PlacedImage]) -> NDArray[np.int32]:

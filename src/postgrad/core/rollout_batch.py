@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Rollout, ScoredGroup, Sequences, column_of
+from postgrad.core.records import Rollout, SamplingMask, ScoredGroup, Sequences, column_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class RolloutBatch:
                 openings=column_of(
                     tuple(len(prompt) + at for at in r.openings) for prompt, r in pairs
                 ),
+                sampling_mask=_sampling_mask(prompts, rollouts),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
@@ -92,6 +93,18 @@ def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
     """The column `experts`; None where a rollout has none."""
     columns = [experts for rollout in rollouts if (experts := rollout.experts) is not None]
     return Ragged.of(columns, np.int16) if columns and len(columns) == len(rollouts) else None
+
+
+def _sampling_mask(
+    prompts: Sequence[NDArray[np.int32]], rollouts: Sequence[Rollout]
+) -> SamplingMask | None:
+    """The column `sampling_mask`; None where a rollout has none."""
+    rows: list[Ragged] = []
+    for prompt, rollout in zip(prompts, rollouts, strict=True):
+        if (of_response := rollout.sampling_mask) is None:
+            return None
+        rows += [Ragged.empty(len(prompt), np.int32), of_response]
+    return Ragged.joined(rows, np.int32) if rows else None
 
 
 def _component(group: ScoredGroup, name: str, place: int) -> float:

@@ -181,6 +181,7 @@ def behind_hints(
     masks: list[Any] = []
     images: list[tuple[PlacedImage, ...]] = []
     openings: list[tuple[int, ...]] = []
+    sampled: list[Ragged] = []  # sampling masks
     groups: list[int] = sequences.group.tolist()
     rows = zip(groups, sequences.tokens, sequences.loss_mask, strict=True)
     for row, (group, ids, mask) in enumerate(rows):
@@ -200,8 +201,18 @@ def behind_hints(
         images.append(tuple(image.moved(len(ahead) - end) for image in placed))
         later = sequences.openings[row] if sequences.openings else ()
         openings.append(tuple(at + len(ahead) - end for at in later))
-    read = Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_)
-    return Sequences(*read, sequences.group, images=column_of(images), openings=column_of(openings))
+        if sequences.sampling_mask is not None:
+            begin = int(sequences.tokens.offsets[row])
+            behind = sequences.sampling_mask.take_many(np.arange(begin + end, begin + len(ids)))
+            sampled += [Ragged.empty(len(ahead), np.int32), behind]
+    return Sequences(
+        Ragged.of(tokens, np.int32),
+        Ragged.of(masks, np.bool_),
+        sequences.group,
+        images=column_of(images),
+        openings=column_of(openings),
+        sampling_mask=Ragged.joined(sampled, np.int32) if sampled else None,
+    )
 
 
 def _hint(hinted: Hinted | None, answer: NDArray[np.int32] | None) -> NDArray[np.int32]:

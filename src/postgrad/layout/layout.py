@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.records import Experts, PlacedImage, Sequences, images_between
+from postgrad.core.records import (
+    Experts,
+    PlacedImage,
+    SamplingMask,
+    Sequences,
+    images_between,
+)
 from postgrad.layout.cut import groups_of
 from postgrad.layout.tree import MIN_SHARED, Segment, grow
 
@@ -58,6 +64,7 @@ class Layout:
     # [2, T] the first and last position that a row sees whatever a window hides, those between
     # among them: of an image that is seen whole, its ends; else the row's own. None: of all rows.
     seen: NDArray[np.int64] | None = None
+    sampling_mask: SamplingMask | None = None  # [E] rows, of the entries' tokens
 
     @property
     def rotary_positions(self) -> NDArray[np.int64]:
@@ -244,7 +251,7 @@ class _Builder:
         hidden, target, sequence, column = (
             np.concatenate(part) for part in zip(*self.entries, strict=True)
         )
-        experts = self.sequences.experts
+        experts, sampling_mask = self.sequences.experts, self.sequences.sampling_mask
         return Layout(
             token_ids=np.concatenate(self.tokens).astype(np.int64),
             positions=np.concatenate(self.positions),
@@ -261,6 +268,7 @@ class _Builder:
             images=tuple(self.images),
             rotary=self._joined(self.rotary, any(i.grid for i in self._placed())),
             seen=self._joined(self.seen, any(i.mutual for i in self._placed())),
+            sampling_mask=None if sampling_mask is None else sampling_mask.take_many(column),
         )
 
     def _placed(self) -> Iterator[PlacedImage]:

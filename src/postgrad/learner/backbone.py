@@ -46,6 +46,7 @@ from postgrad.models.attention import (
 )
 from postgrad.models.images import ImageTower, encoder_of
 from postgrad.models.routers import Routers, routers_in_float32
+from postgrad.models.sampling_mask import LogitMask
 from postgrad.models.stored import realise
 from postgrad.models.supported import reads_images
 from postgrad.models.towers import cut_of
@@ -208,13 +209,18 @@ class Backbone:
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
         rank_rows = self.rows_of_rank(layout)
-        targets = layout.target if rank_rows is None else rank_rows.targets(layout)
+        targets, mask = layout.target, layout.sampling_mask
+        if rank_rows is not None:
+            targets, mask = rank_rows.targets(layout), rank_rows.sampling_mask(layout)
+        if mask is not None:
+            require_embedded(self.lm, mask.values)
         read = partial(
             head.target_logprobs,
             targets=to_device(targets, self.device),
             temperature=temperature,
             with_entropy=with_entropy,
             compiler=self.compiler,
+            mask=None if mask is None else LogitMask(mask, self.device),
         )
         token_logprobs, entropy = self._run(layout, rank_rows, read)
         if rank_rows is not None:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import SamplingMask
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import AttentionContext, to_device
 from postgrad.parallel.exchange import heads_from_rows, outputs_of_all, rows_from_heads
@@ -57,6 +59,13 @@ class RankRows:
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)
+
+    def sampling_mask(self, layout: Layout) -> SamplingMask | None:
+        """[e + 1] rows of the entries' masks, none of the extra entry; None without any."""
+        if layout.sampling_mask is None:
+            return None
+        of_entries = layout.sampling_mask.take_many(self.entries)
+        return Ragged.joined([of_entries, Ragged.empty(1, np.int32)], np.int32)
 
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         """The outputs [E] or [E, k] of the whole layout, from this rank's [e + 1] or [e + 1, k] and

@@ -203,11 +203,19 @@ def replayed(
 ) -> RolloutBatch:
     """The batch with the experts that the policy uses again: those that the sampler chose, or that
     the policy chooses before the step, or none. In a step of a single update nothing can differ
-    from what was chosen before it.
+    from what was chosen before it. And with the sampling masks, where they are kept.
 
     Raises RunError where the sampler's are asked for and samples come without.
     """
     sequences = batch.sequences
+    if not sampling.keep_sampling_mask:
+        sequences = replace(sequences, sampling_mask=None)  # of a replay
+        batch = replace(batch, sequences=sequences)
+    elif len(batch) and sequences.sampling_mask is None:
+        raise RunError(
+            "rollout.keep_sampling_mask: samples came without their masks; record the run that is "
+            "replayed with the same setting"
+        )
     replay = sampling.router_replay
     if replay == "sampled":
         if len(batch) and sequences.experts is None:

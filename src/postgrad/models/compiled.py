@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from postgrad.models.attention import AttentionContext, layers_of
 from postgrad.models.recompute import HOST_INPUTS, HostInputs
 from postgrad.models.routers import mixtures_of
+from postgrad.models.sampling_mask import TAKEN_AWAY
 
 Shaped = tuple[float | None, float | None, float | None]  # what models.head.shaped_by gives
 
@@ -145,40 +146,50 @@ class HeadKernels:
         self,
         products: Tensor,
         targets: Tensor,
+        gone: Tensor | None,
         shaped: Shaped,
         temperature: float,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logprobs of targets [N], log Z [N], and entropies: [N], or [0] without; all float32."""
-        self._prepare(products, (shaped, temperature, with_entropy))
-        _any_rows(products, targets)
-        return self._read(products, targets, shaped, temperature, with_entropy)
+        """Logprobs of targets [N], log Z [N], and entropies: [N], or [0] without; all float32.
+        gone: [N, V] True at tokens without probability (LogitMask.taken_away).
+        """
+        self._prepare(products, (shaped, temperature, with_entropy, gone is not None))
+        _any_rows(products, targets, *(() if gone is None else (gone,)))
+        return self._read(products, targets, gone, shaped, temperature, with_entropy)
 
     def write_gradient(
-        self, products: Tensor, columns: Sequence[Tensor], shaped: Shaped, temperature: float
+        self,
+        products: Tensor,
+        columns: Sequence[Tensor],
+        gone: Tensor | None,
+        shaped: Shaped,
+        temperature: float,
     ) -> Tensor:
         """The gradient of the products, written over them. columns: targets, log Z and entropies as
-        `read` gives them, and the gradients of logprobs and entropies.
+        `read` gives them, and the gradients of logprobs and entropies. gone: as `read` had it.
         """
         with_entropy = len(columns[2]) > 0
-        self._prepare(products, (shaped, temperature, with_entropy))
+        self._prepare(products, (shaped, temperature, with_entropy, gone is not None))
         kept = columns if with_entropy else (columns[0], columns[1], columns[3])
-        _any_rows(products, *kept)
-        self._write(products, *kept, shaped=shaped, temperature=temperature)
+        _any_rows(products, *kept, *(() if gone is None else (gone,)))
+        self._write(products, *kept, gone=gone, shaped=shaped, temperature=temperature)
         return products
 
-    def _prepare(self, like: Tensor, settings: tuple[Shaped, float, bool]) -> None:
+    def _prepare(self, like: Tensor, settings: tuple[Shaped, float, bool, bool]) -> None:
         """Compiles both kernels of this kind for COMPILED_ROWS rows, once."""
         kind = like.shape[1], like.dtype, like.device, settings
         if kind in self._ready:
             return
         self._ready.add(kind)
-        shaped, temperature, with_entropy = settings
+        shaped, temperature, with_entropy, masked = settings
         products = like.new_zeros(COMPILED_ROWS, like.shape[1])
+        gone = torch.zeros_like(products, dtype=torch.bool) if masked else None
         targets = torch.zeros(COMPILED_ROWS, dtype=torch.int64, device=like.device)
-        logprobs, log_z, entropy = self.read(products, targets, shaped, temperature, with_entropy)
+        inputs = products, targets, gone, shaped
+        logprobs, log_z, entropy = self.read(*inputs, temperature, with_entropy)
         columns = targets, log_z, entropy, logprobs, entropy
-        self.write_gradient(products, columns, shaped, temperature)
+        self.write_gradient(products, columns, gone, shaped, temperature)
 
 
 @cache
@@ -204,9 +215,16 @@ def _logits(products: Tensor, shaped: Shaped) -> Tensor:
 
 
 def _read_products(
-    products: Tensor, targets: Tensor, shaped: Shaped, temperature: float, with_entropy: bool
+    products: Tensor,
+    targets: Tensor,
+    gone: Tensor | None,
+    shaped: Shaped,
+    temperature: float,
+    with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     scaled = _logits(products, shaped) / temperature
+    if gone is not None:
+        scaled = scaled.masked_fill(gone, TAKEN_AWAY)
     log_z = torch.logsumexp(scaled, -1)
     # Of the products at the targets alone: logits are not kept for it.
     of_targets = _logits(products.gather(-1, targets[:, None])[:, 0], shaped) / temperature
@@ -221,6 +239,7 @@ def _write_gradient(
     targets: Tensor,
     log_z: Tensor,
     *more: Tensor,
+    gone: Tensor | None,
     shaped: Shaped,
     temperature: float,
 ) -> None:
@@ -228,6 +247,8 @@ def _write_gradient(
     scale, divisor, cap = shaped
     logits = _logits(products, shaped)
     log_p = logits / temperature - log_z[:, None]
+    if gone is not None:
+        log_p = log_p.masked_fill(gone, TAKEN_AWAY)
     if len(more) == 1:
         of_logprob = more[0] / temperature
         factor = -of_logprob[:, None]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.attention import text_config
 from postgrad.models.linear import MatrixGradient, OneDNNLinear, from_outputs, project
+from postgrad.models.sampling_mask import TAKEN_AWAY, LogitMask
 
 if TYPE_CHECKING:
     from postgrad.models.compiled import HeadKernels
@@ -142,6 +143,15 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
+def masked(logits: Tensor, mask: LogitMask | None, rows: slice) -> Tensor:
+    """Float32 logits [rows, vocabulary] with TAKEN_AWAY written over those of tokens that are gone.
+    mask: in which these are `rows`; None takes nothing away.
+    """
+    if mask is None:
+        return logits
+    return logits.masked_fill_(mask.taken_away(rows, logits.shape[1]), TAKEN_AWAY)
+
+
 class _HeadLogprobs(torch.autograd.Function):
     """Logprobs of targets, and entropies, from hidden states and the output matrix, `size` rows at
     a time.
@@ -163,20 +173,20 @@ class _HeadLogprobs(torch.autograd.Function):
         size: int,
         keep: bool,
         kernels: "HeadKernels | None",
+        mask: LogitMask | None,
     ) -> tuple[Tensor, Tensor]:
         read: list[tuple[Tensor, Tensor, Tensor]] = []
         kept: list[Tensor] = []
         for rows in row_runs(len(hidden), size):
             products = project(hidden[rows], weight, bias)
             if kernels is None:
-                logits = finished_logits(products, config)
+                logits = masked(finished_logits(products, config), mask, rows)
                 read.append(_read(logits, targets[rows], temperature, with_entropy))
                 del logits
             else:
-                shaped = shaped_by(config)
-                read.append(
-                    kernels.read(products, targets[rows], shaped, temperature, with_entropy)
-                )
+                gone = None if mask is None else mask.taken_away(rows, products.shape[1])
+                inputs = products, targets[rows], gone, shaped_by(config)
+                read.append(kernels.read(*inputs, temperature, with_entropy))
             if keep:
                 kept.append(products)
             del products  # before the next ones are there
@@ -184,7 +194,8 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx.inputs = InputGradients(ctx.needs_input_grad[:3], len(hidden), weight)
         read_again = None if keep and not ctx.inputs.reads_hidden else hidden
         ctx.save_for_backward(read_again, weight, bias, targets, log_z, entropy, *kept)
-        ctx.config, ctx.temperature, ctx.size, ctx.kernels = config, temperature, size, kernels
+        ctx.config, ctx.temperature, ctx.size = config, temperature, size
+        ctx.kernels, ctx.mask = kernels, mask
         return logprobs, entropy
 
     @staticmethod
@@ -192,21 +203,23 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, *read = ctx.saved_tensors
         log_z, entropy, *kept = read
-        inputs = ctx.inputs
+        inputs, mask = ctx.inputs, ctx.mask
         # The last chunk first: the order that autograd has, and of which rounding depends.
         for rows in reversed(list(row_runs(len(targets), ctx.size))):
             products = kept[0] if kept else project(hidden[rows], weight, bias)
             columns = [column[rows] for column in (targets, log_z, entropy, *gradients)]
             if ctx.kernels is None:
-                gradient = _of_products(products, columns, ctx.config, ctx.temperature)
+                shaping = ctx.config, ctx.temperature
+                gradient = _of_products(products, columns, *shaping, mask, rows)
             else:
+                gone = None if mask is None else mask.taken_away(rows, products.shape[1])
                 gradient = ctx.kernels.write_gradient(
-                    products, columns, shaped_by(ctx.config), ctx.temperature
+                    products, columns, gone, shaped_by(ctx.config), ctx.temperature
                 )
             del products
             inputs.add(rows, gradient, hidden, weight)
             del gradient
-        return *inputs.rest(weight, bias), *[None] * 7
+        return *inputs.rest(weight, bias), *[None] * 8
 
 
 class InputGradients:
@@ -256,17 +269,22 @@ class InputGradients:
 
 
 def _of_products(
-    products: Tensor, columns: Sequence[Tensor], config: Any, temperature: float
+    products: Tensor,
+    columns: Sequence[Tensor],
+    config: Any,
+    temperature: float,
+    mask: LogitMask | None,
+    rows: slice,
 ) -> Tensor:
     """The gradient of the output matrix's products [N, V], which are overwritten where they are the
-    logits. columns: what `_write_gradient` takes after the logits.
+    logits. columns: what `_write_gradient` takes after the logits. mask: in which these are `rows`.
     """
     if all(shape is None for shape in shaped_by(config)):
-        return _write_gradient(products.float(), columns, temperature)
+        return _write_gradient(masked(products.float(), mask, rows), columns, temperature)
     products = products.detach().requires_grad_()
     with torch.enable_grad():
         logits = finished_logits(products, config)
-    gradient = _write_gradient(logits.detach(), columns, temperature)
+    gradient = _write_gradient(masked(logits.detach(), mask, rows), columns, temperature)
     return torch.autograd.grad(logits, products, gradient)[0]
 
 
@@ -276,9 +294,17 @@ def row_runs(count: int, size: int) -> Iterator[slice]:
 
 
 def _chunk(
-    lm: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    lm: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    mask: LogitMask | None,
+    rows: slice,
 ) -> tuple[Tensor, Tensor]:
+    """mask: in which these are `rows`."""
     logits = full_logits(lm, hidden)
+    masked(logits.detach(), mask, rows)  # no earlier function has saved them
     return _TokenLogprobs.apply(logits, targets, temperature, with_entropy)  # pyright: ignore[reportReturnType]
 
 
@@ -290,13 +316,14 @@ def _by_module(
     with_entropy: bool,
     size: int,
     again: bool,
+    mask: LogitMask | None,
 ) -> tuple[Tensor, Tensor]:
     """As _HeadLogprobs gives them, for a head that is more than a matrix and a bias (an adapter).
     again: chunks are computed anew in the backward pass.
     """
     parts: list[tuple[Tensor, Tensor]] = []
     for rows in row_runs(len(targets), size):
-        inputs = (lm, hidden[rows], targets[rows], temperature, with_entropy)
+        inputs = (lm, hidden[rows], targets[rows], temperature, with_entropy, mask, rows)
         if again:
             part = checkpoint(_chunk, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -314,11 +341,13 @@ def target_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     compiler: str | None = None,
+    mask: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Logprobs of `targets` and, with_entropy, the entropies of the distributions over tokens.
 
     hidden: [E, hidden], one row for each loss entry; targets: [E] int64. Both results are [E]
     float32, at logits / temperature, whatever the model's dtype. compiler: as a Backbone has it.
+    mask: of E rows; distributions are over the tokens that it leaves.
     """
     if not len(targets):
         empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
@@ -331,10 +360,13 @@ def target_logprobs(
         logprobs, entropy = _HeadLogprobs.apply(
             hidden, matrix.weight, matrix.bias, targets, config,
             temperature, with_entropy, size, trains and len(targets) <= size, _kernels(compiler),
+            mask,
         )  # fmt: skip  # pyright: ignore[reportGeneralTypeIssues]
     else:
         again = trains and len(targets) > size
-        logprobs, entropy = _by_module(lm, hidden, targets, temperature, with_entropy, size, again)
+        logprobs, entropy = _by_module(
+            lm, hidden, targets, temperature, with_entropy, size, again, mask
+        )
     return logprobs, entropy if with_entropy else None
 
 

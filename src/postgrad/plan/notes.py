@@ -10,7 +10,7 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import RunPlan, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
-from postgrad.plan.sizes import ahead_bytes, most_turns
+from postgrad.plan.sizes import ahead_bytes, longest_answer, mask_bytes, most_turns
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -49,6 +49,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
+    yield from _mask_note(plan.recipe)
     yield from _teacher_note(plan.recipe)
     if each := stored_bytes(plan.recipe):
         yield _stored(each, plan.lengths)
@@ -113,6 +114,21 @@ def _turns_note(recipe: Recipe) -> Iterator[str]:
         f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
         "as much. Memory has room for all of them"
     )
+
+
+def _mask_note(recipe: Recipe) -> Iterator[str]:
+    if not isinstance(recipe, RLRecipe) or not recipe.rollout.keep_sampling_mask:
+        return
+    samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
+    tokens = samples * longest_answer(recipe)
+    if recipe.rollout.top_k:
+        size = f"up to {tokens * mask_bytes(recipe) / 1e6:.3g} MB"
+    else:
+        size = (
+            f"{4 * tokens / 1e6:.3g} MB for each token that filters leave on average "
+            "(sampling/mask_size), which rollout.top_k would bound"
+        )
+    yield f"sampling masks of a step take {size}, in the first process and on each rank"
 
 
 def _teacher_note(recipe: Recipe) -> Iterator[str]:

@@ -150,12 +150,21 @@ def planned_ranks(
 
 def ahead_bytes(recipe: Recipe) -> int:
     """Most bytes of samples of later steps (rollout.max_staleness), in the process of the loop and
-    in a checkpoint: a token's number and its logprob, of four bytes each (rollout.pending).
+    in a checkpoint: a token's number, its logprob, of four bytes each, and its sampling mask
+    (rollout.pending).
     """
     if not isinstance(recipe, RLRecipe):
         return 0
     samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
-    return 8 * recipe.rollout.max_staleness * samples * longest_answer(recipe)
+    each = 8 + mask_bytes(recipe)
+    return each * recipe.rollout.max_staleness * samples * longest_answer(recipe)
+
+
+def mask_bytes(recipe: RLRecipe) -> int:
+    """Most bytes of a token's sampling mask: how many ids it has, and ids, as far as top_k bounds
+    them, of four bytes each. 0: masks are not kept.
+    """
+    return 4 + 4 * recipe.rollout.top_k if recipe.rollout.keep_sampling_mask else 0
 
 
 def most_turns(recipe: Recipe) -> int:

@@ -21,7 +21,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.recipe import answering, checks, scored
+from postgrad.recipe import answering, checks, sampled_from, scored
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.resolve import resolve
@@ -204,9 +204,10 @@ class RLRecipe(_Recipe, AnsweringSections):
             *checks.common(self, self.job),
             *answering.answering(self),
             *answering.sampling(self),
-            *answering.correction(self.algorithm, self.rollout),
-            *answering.stale_samples(self.algorithm, self.rollout),
-            *answering.router_replay(self, self.rollout),
+            *sampled_from.correction(self.algorithm, self.rollout),
+            *sampled_from.stale_samples(self.algorithm, self.rollout),
+            *sampled_from.router_replay(self, self.rollout),
+            *sampled_from.sampling_mask(self.rollout, self.algorithm, self.teacher),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
             *answering.adapted_kl(self.algorithm, self.batch),

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import Experts, FinishReason, PlacedImage
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experts, FinishReason, PlacedImage, SamplingMask
 from postgrad.rollout.grammar import KINDS, Grammar
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
@@ -30,6 +31,7 @@ class Written:
     logprobs: NDArray[np.float32]  # [W] nats, as in a Completion
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
     experts: Experts | None = None  # as in a Completion
+    sampling_mask: SamplingMask | None = None  # [W] where the request keeps it
 
     def first(self, count: int) -> "Written":
         """The first `count` tokens."""
@@ -41,7 +43,9 @@ class Written:
             versions.append((version, min(tokens, left)))
             left -= versions[-1][1]
         kept = tuple((version, tokens) for version, tokens in versions if tokens)
-        return Written(self.token_ids[:count], self.logprobs[:count], kept, experts)
+        mask = self.sampling_mask
+        mask = None if mask is None else mask.take_many(np.arange(count))
+        return Written(self.token_ids[:count], self.logprobs[:count], kept, experts, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Request:
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
     written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
     images: tuple[PlacedImage, ...] = ()  # among `token_ids`, in order
+    keeps_mask: bool = False  # completions have sampling masks: of the built-in engine alone
     may_go_on: bool = False  # another turn of these samples may follow, with this one in its prefix
 
     @property
@@ -102,16 +107,23 @@ class Request:
         logprobs: NDArray[np.float32],
         versions: Sequence[tuple[int, int]],
         experts: Experts | None = None,
+        sampling_mask: SamplingMask | None = None,
     ) -> Written:
-        """The turn from its start to the end of newly drawn tokens. experts: as in a Completion."""
-        if self.written is None:
-            return Written(token_ids, logprobs, tuple(versions), experts)
+        """The turn from its start to the end of newly drawn tokens. experts: as in a Completion.
+        sampling_mask: of the new tokens.
+        """
         before = self.written
+        if before is None:
+            return Written(token_ids, logprobs, tuple(versions), experts, sampling_mask)
+        if sampling_mask is not None:
+            assert before.sampling_mask is not None  # the request that was cut kept it too
+            sampling_mask = Ragged.joined([before.sampling_mask, sampling_mask], np.int32)
         return Written(
             np.concatenate([before.token_ids, token_ids]),
             np.concatenate([before.logprobs, logprobs]),
             joined(before.versions, versions),
             None if experts is None else recorded_first(before.experts, len(token_ids), experts),
+            sampling_mask,
         )
 
     def cut_after(self, sample: int, turn: Written) -> "Request":
@@ -138,6 +150,7 @@ class Completion:
     # [X, layers, k] of the last X tokens of request and turn, where the engine records them. The
     # newest token has none: no engine computes it before the next turn.
     experts: Experts | None = None
+    sampling_mask: SamplingMask | None = None  # [R] where the request keeps it
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ class SamplingSpec:
     max_len: int | None = None  # None: no bound
     min_shared: int = MIN_CONTINUED  # the least tokens that count once (models.attention)
     greedy: bool = False  # sample 0 of each prompt is drawn at temperature 0
+    keeps_mask: bool = False  # turns have sampling masks (rollout.keep_sampling_mask)
 
     def turn_sampling(self, prompt: Prompt, turn: int, sample: int) -> SamplingSettings:
         """How turn number `turn` of a sample is drawn: with the environment's limit, if any."""
@@ -276,7 +277,7 @@ class OpenSample:
             prompt.ticket, (self._number,), prompt.token_ids,
             spec.turn_sampling(prompt, 0, self._number), 0, spec.seed,
             messages=prompt.messages, images=prompt.images,
-            may_go_on=self._environment is not _SINGLE_TURN,
+            keeps_mask=spec.keeps_mask, may_go_on=self._environment is not _SINGLE_TURN,
         )  # fmt: skip
 
     def _opened(self, observation: Observation) -> Request | None:
@@ -319,10 +320,11 @@ class OpenSample:
             return None
         self._transcript.read(read)
         self._rewards.append(0.0)
-        place, seed = (self.prompt.ticket, (self._number,)), self._spec.seed
+        place, spec = (self.prompt.ticket, (self._number,)), self._spec
         return Request(
-            *place, read.token_ids, sampling, turn, seed, images=read.images, may_go_on=True
-        )
+            *place, read.token_ids, sampling, turn, spec.seed,
+            images=read.images, keeps_mask=spec.keeps_mask, may_go_on=True,
+        )  # fmt: skip
 
     def _sampling_after(self, turn: int, read: NextRead) -> SamplingSettings | None:
         sampling = self._spec.turn_sampling(self.prompt, turn, self._number)

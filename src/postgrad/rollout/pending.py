@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import Behind, EpisodeFailure, Experts, FinishReason, Prompt
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import (
+    Behind,
+    EpisodeFailure,
+    Experts,
+    FinishReason,
+    Prompt,
+    SamplingMask,
+    require_sampling_mask,
+)
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Observation, OpenSample, SamplingSpec, Step
@@ -40,6 +49,8 @@ BEGINS = "begins"  # the key of an object that stands before the first turn
 # Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
 # tokens are of each turn [T] (a turn has those of what it follows too, see Completion.experts).
 EXPERTS, ROUTED = "experts", "routed"
+# Where sampling masks are kept: int32 [K] ids and [N] how many of them are of each of the tokens.
+MASK_IDS, MASK_SIZES = "mask_ids", "mask_sizes"
 
 
 @dataclass(slots=True)
@@ -52,6 +63,7 @@ class _Turns:
     logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     replies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     experts: list[Experts] = field(default_factory=list[Experts])
+    masks: list[SamplingMask] = field(default_factory=list[SamplingMask])
 
     def add(self, ticket: int, sample: int, end: int, turn: Written | Completion) -> None:
         self.turns.append((ticket, sample, end, len(turn.token_ids), len(turn.versions)))
@@ -60,13 +72,19 @@ class _Turns:
         self.logprobs.append(turn.logprobs)
         if turn.experts is not None:
             self.experts.append(turn.experts)
+        if turn.sampling_mask is not None:
+            self.masks.append(turn.sampling_mask)
 
-    def routed(self) -> PendingArrays:
-        """The arrays of experts; {} where the engine records none."""
-        if not self.experts:
-            return {}
-        lengths = np.array([len(experts) for experts in self.experts], np.int64)
-        return {EXPERTS: np.concatenate(self.experts), ROUTED: lengths}
+    def recorded(self) -> PendingArrays:
+        """The arrays of experts and of sampling masks, where the engine records them."""
+        arrays: dict[str, NDArray[Any]] = {}
+        if self.experts:
+            lengths = np.array([len(experts) for experts in self.experts], np.int64)
+            arrays |= {EXPERTS: np.concatenate(self.experts), ROUTED: lengths}
+        if self.masks and len(self.masks) == len(self.turns):  # fewer: the setting was changed
+            masks = Ragged.joined(self.masks, np.int32)
+            arrays |= {MASK_IDS: masks.values, MASK_SIZES: masks.lengths.astype(np.int32)}
+        return arrays
 
 
 def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> PendingArrays:
@@ -93,7 +111,7 @@ def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> Pend
         recorded[REPLIES] = np.frombuffer(text, np.uint8).copy()
     return {
         **recorded,
-        **rows.routed(),
+        **rows.recorded(),
         "tickets": np.array(tickets, np.int64).reshape(-1, 2),
         "turns": np.array(rows.turns, np.int64).reshape(-1, 5),
         "spans": np.array(rows.spans, np.int64).reshape(-1, 2),
@@ -123,6 +141,11 @@ def to_groups(
     if not arrays:
         return [], 0
     _require_place(arrays, groups)
+    if spec.keeps_mask and len(arrays["turns"]) and MASK_IDS not in arrays:
+        raise RunError(
+            "the checkpoint's samples under way were drawn without rollout.keep_sampling_mask: go "
+            "on with the setting that it was written with"
+        )
     recorded = {ticket for ticket, group in groups.items() if not group.deterministic}
     if recorded and REPLIES not in arrays:
         raise _unfit("it lacks what the environment said, which is not deterministic")
@@ -152,7 +175,8 @@ class _Turn:
         assert self.finish is not None
         written = self.written
         turn = (written.token_ids, written.logprobs, self.finish, written.versions, self.text)
-        return Completion(self.ticket, self.sample, number, *turn, written.experts)
+        recorded = written.experts, written.sampling_mask
+        return Completion(self.ticket, self.sample, number, *turn, *recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +189,7 @@ def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
     first_token = first_span = 0
     ends = np.cumsum(arrays.get(ROUTED, np.zeros(0, np.int64)))[:-1]
     experts = iter(np.split(arrays[EXPERTS], ends) if EXPERTS in arrays else ())
+    masks = _masks_of(arrays)
     for ticket, number, end, tokens, spans in arrays["turns"].tolist():
         token, span = slice(first_token, first_token + tokens), slice(first_span, None)
         first_token, first_span = token.stop, first_span + spans
@@ -173,11 +198,17 @@ def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
             arrays["logprobs"][token],
             tuple((int(v), int(n)) for v, n in arrays["spans"][span][:spans]),
             next(experts, None),
+            None if masks is None else masks.take_many(np.arange(token.start, token.stop)),
         )
         if sum(n for _, n in written.versions) != tokens:
             raise _unfit(f"a turn with other spans, of ticket {ticket}")
         text = tokenizer.decode(written.token_ids.tolist(), skip_special_tokens=True)
         yield _Turn(ticket, number, ENDS[end], written, text)
+
+
+def _masks_of(arrays: PendingArrays) -> SamplingMask | None:
+    """Those of the tokens of all turns."""
+    return Ragged.of_sizes(arrays[MASK_IDS], arrays[MASK_SIZES]) if MASK_IDS in arrays else None
 
 
 def _step_again(
@@ -319,6 +350,8 @@ def _check(arrays: PendingArrays) -> None:
     """Names, types and sizes: the file may come from anywhere."""
     types = TYPES | ({REPLIES: (np.uint8, None)} if REPLIES in arrays else {})
     types |= {ROUTED: (np.int64, None)} if ROUTED in arrays else {}
+    if {MASK_IDS, MASK_SIZES} & arrays.keys():
+        types |= {MASK_IDS: (np.int32, None), MASK_SIZES: (np.int32, None)}
     if arrays.keys() - {EXPERTS} != types.keys():
         raise _unfit(f"it has {sorted(arrays)} and not {sorted(TYPES)}")
     for name, (dtype, columns) in types.items():
@@ -331,6 +364,11 @@ def _check(arrays: PendingArrays) -> None:
     sums = (turns[:, 3].sum(), turns[:, 3].sum(), turns[:, 4].sum())
     if counts != sums or (turns < 0).any() or (turns[:, 2] >= len(ENDS)).any():
         raise _unfit("turns do not add up to the tokens and spans that are there")
+    try:
+        if (masks := _masks_of(arrays)) is not None:
+            require_sampling_mask(masks, arrays["tokens"])
+    except ValueError as error:
+        raise _unfit(str(error)) from error
 
 
 def _check_experts(arrays: PendingArrays) -> None:

@@ -7,7 +7,8 @@ kept, failures [{component, cause, message}], and, where the run has them, detai
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
 images of the prompt, and of a turn of the environment, [{sha256, runs [[first token, tokens], ...],
 grid [rows, columns] or null, mutual}], prompt_experts and experts of each turn (base64 of
-little-endian int16 [tokens, layers, k] with "experts_shape" [layers, k]), columns {name: values},
+little-endian int16 [tokens, layers, k] with "experts_shape" [layers, k]), sampling_mask of a turn
+(base64 of little-endian int32: {sizes of each token, ids of all}), columns {name: values},
 turn_weight (of the column turn_rewards in the total), and advantages and mask, one value a response
 token. A turn with "opens": true is another conversation, whose tokens nothing before it is read
 with. Float32 values are written with nine digits, which name them exactly.
@@ -23,14 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import (
     Experts,
     Failure,
     PlacedImage,
     Prompt,
     Rollout,
+    SamplingMask,
     ScoredGroup,
     Turn,
+    require_sampling_mask,
 )
 
 Json = dict[str, Any]
@@ -101,7 +105,7 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     fields: Json = {}
     if rollout.prompt_experts is not None:
         fields["experts_shape"] = list(rollout.prompt_experts.shape[1:])
-        fields["prompt_experts"] = _packed(rollout.prompt_experts)
+        fields["prompt_experts"] = _packed(rollout.prompt_experts, "<i2")
     if rollout.answer is not None:
         fields["last_text"] = rollout.answer
     if rollout.columns:
@@ -174,13 +178,30 @@ def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) ->
     if turn.opens:
         fields["opens"] = True
     if turn.experts is not None:
-        fields["experts"] = _packed(turn.experts)
+        fields["experts"] = _packed(turn.experts, "<i2")
+    if (mask := turn.sampling_mask) is not None:
+        fields["sampling_mask"] = {
+            "sizes": _packed(mask.lengths, "<i4"), "ids": _packed(mask.values, "<i4")
+        }  # fmt: skip
     return fields | images_to_json(turn.images)
 
 
-def _packed(experts: Experts) -> str:
-    """Experts as text: as lists they would be most of the file."""
-    return base64.b64encode(experts.astype("<i2").tobytes()).decode("ascii")
+def _packed(numbers: NDArray[Any], dtype: str) -> str:
+    """Numbers as text: as lists they would be most of the file."""
+    return base64.b64encode(numbers.astype(dtype).tobytes()).decode("ascii")
+
+
+def _mask(turn: Mapping[str, Any]) -> SamplingMask | None:
+    """The sampling mask of a turn; None where the line has none."""
+    if (packed := turn.get("sampling_mask")) is None:
+        return None
+    sizes, ids = (
+        np.frombuffer(base64.b64decode(packed[key], validate=True), "<i4").astype(np.int32)
+        for key in ("sizes", "ids")
+    )
+    mask = Ragged.of_sizes(ids, sizes)
+    require_sampling_mask(mask, np.array(turn["token_ids"], np.int32))
+    return mask
 
 
 def _unpacked(text: str | None, line: Mapping[str, Any]) -> Experts | None:
@@ -267,6 +288,7 @@ def _turn(turn: Mapping[str, Any], line: Mapping[str, Any]) -> Turn:
         _unpacked(turn.get("experts"), line),
         images_from_json(turn, len(turn["token_ids"])),
         opens,
+        _mask(turn),
     )
 
 

@@ -137,6 +137,10 @@ class RolloutSettings(SamplingSettings):
     # its routers choose then. "sampled": those that the engine chose. "old": those that it
     # chose before the step, in all updates of it.
     router_replay: RouterReplay = "off"
+    # With top_p, top_k or min_p: keep which tokens they left, at each token that was sampled, and
+    # let learner, reference and teacher share out probability among the same tokens alone
+    # (DeepSeek-V3.2, arXiv:2512.02556).
+    keep_sampling_mask: bool = False
     # How weights get from the ranks to vLLM's processes and rollout workers. "memory": through the
     # memory of a machine that both share. "ipc": on the GPU that both share. "broadcast": NCCL, on
     # CPUs gloo. "auto" chooses for each engine by where it is, and says so where versions do not

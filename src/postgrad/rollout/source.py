@@ -136,8 +136,9 @@ class LiveSource:
         self._curriculum = curriculum if curriculum.active else None
         environments = environments or Environments()
         self._spec = SamplingSpec(
-            samples_per_prompt, sampling, seed, environments, max_len, min_shared, greedy
-        )
+            samples_per_prompt, sampling, seed, environments, max_len, min_shared, greedy,
+            keeps_mask=sampling.keep_sampling_mask,
+        )  # fmt: skip
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead
         beside = sampling.schedule == "fixed"

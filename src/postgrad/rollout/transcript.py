@@ -76,7 +76,9 @@ class Transcript:
 
     def write(self, completion: Completion) -> Completion:
         """Adds a turn of the policy. Returns it with the experts alone that are news."""
-        self.turns.append(Turn("policy", completion.token_ids, completion.logprobs))
+        mask = completion.sampling_mask
+        turn = Turn("policy", completion.token_ids, completion.logprobs, sampling_mask=mask)
+        self.turns.append(turn)
         self._length = tokens = self._length + len(completion.token_ids)
         self._written.append((len(self._conversations) - 1, tokens))
         newest = self._conversations[-1]

@@ -57,6 +57,7 @@ def step_metrics(
         "failures": sum(len(group.failures) for group in groups),
         **of_samples(groups, batch, greedy=recipe.algorithm.needs().greedy),
         "response_tokens": tokens,
+        **mask_sizes(batch),
         **sampled.metrics,
         **credit.metrics,
         "groups/dropped": credit.metrics.get("groups/dropped", 0.0) + emptied,
@@ -64,6 +65,19 @@ def step_metrics(
         "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
     }
+
+
+def mask_sizes(batch: RolloutBatch) -> dict[str, float]:
+    """From how many of the sampled tokens' distributions filters took something away, and how many
+    tokens they left of these on average; {} where sampling masks are not kept.
+    """
+    mask = batch.sequences.sampling_mask
+    if mask is None:
+        return {}
+    touched = int(np.count_nonzero(mask.lengths))
+    drawn = max(1, int(np.count_nonzero(batch.sequences.loss_mask.values)))
+    shares = {"sampling/masked_fraction": touched / drawn}
+    return shares | ({"sampling/mask_size": len(mask.values) / touched} if touched else {})
 
 
 def compared_logprobs(
@@ -82,14 +96,16 @@ def compared_logprobs(
     own weights apart from those of older ones, whose logprobs differ by right, together and by age.
     step: the number of steps before this one, which is the version of the policy's weights.
 
-    With top-p, top-k, min-p or a grammar the sampler drew from another distribution, and `dropout`
-    makes each update's policy another one: nothing to compare.
+    With top-p, top-k, min-p or a grammar the sampler drew from another distribution, unless their
+    sampling masks are kept, and `dropout` makes each update's policy another one: nothing to
+    compare.
     """
     mask = credit.experience.sequences.loss_mask.values
     metrics: dict[str, float] = {}
     if old is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
-    if sampling.model_dump(include=FILTERS, exclude_defaults=True):
+    filtered = sampling.model_dump(include=FILTERS, exclude_defaults=True)
+    if filtered and not sampling.keep_sampling_mask:
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
     mask = mask & ~np.isnan(learned)

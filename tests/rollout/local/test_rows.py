@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from postgrad.core import seeds
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.budget import ALIGN, rows_computed
-from postgrad.rollout.local.rows import Rows
+from postgrad.rollout.local.rows import DrawnTokens, Rows
 from postgrad.rollout.local.sampler import uniform
 from postgrad.rollout.settings import SamplingSettings
 
@@ -20,7 +20,7 @@ def request(ticket, samples=1, length=3, turn=0, seed=0, **sampling):
 
 def append(rows, tokens, logprobs=(0.0, 0.0, 0.0)):
     logprobs = np.array(logprobs[: len(tokens)], np.float32)
-    rows.append(np.arange(len(tokens)), np.array(tokens, np.int32), logprobs)
+    rows.append(DrawnTokens(np.arange(len(tokens)), np.array(tokens, np.int32), logprobs))
 
 
 def test_a_rows_newest_token_lies_after_its_prompt():

@@ -18,6 +18,8 @@ from postgrad.rollout.local.sampler import (
     Kind,
     Knobs,
     counted_sums,
+    mask_bytes,
+    masks_of,
     running_sums,
     uniform,
 )
@@ -50,6 +52,18 @@ def sample(logits, settings, numbers, kind=None):
     kind = kind or Kind.of(*settings)
     drawn = sampler.sample(logits, Knobs(*wide), torch.from_numpy(numbers), kind)
     return drawn[0].numpy(), drawn[1].numpy()
+
+
+def masks(logits, settings, allowed=None):
+    """The sampling masks as lists of ids. allowed: as in Knobs."""
+    wide = (
+        torch.from_numpy(s.astype(np.int64 if i == 1 else float)) for i, s in enumerate(settings)
+    )
+    kind = Kind.of(*settings)._replace(keeps=True, masked=allowed is not None)
+    left = torch.full((len(logits), mask_bytes(logits.shape[1])), 255, dtype=torch.uint8)
+    middle = torch.full((len(logits),), 0.5, dtype=torch.float64)
+    sampler.sample(logits.clone(), Knobs(*wide, allowed), middle, kind, left)
+    return [row.tolist() for row in masks_of(left.numpy())]
 
 
 def logits_of(*probabilities):
@@ -237,3 +251,77 @@ def test_rows_that_do_not_need_what_others_need_get_the_same_bits():
 )
 def test_a_step_computes_what_some_row_needs(setting, kind):
     assert Kind.of(*knobs(2, **setting)) == Kind(*kind)
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        ({"top_k": 2}, [2, 3]),
+        ({"top_p": 0.65}, [2, 3]),
+        ({"top_p": 0.39}, [3]),
+        ({"min_p": 0.45}, [1, 2, 3]),
+        ({"top_k": 3, "top_p": 0.7}, [2, 3]),
+        ({"top_k": 4}, []),  # nothing is taken away
+        ({"top_p": 0.95}, []),
+        ({}, []),
+        ({"temperature": 0.0, "top_k": 2}, []),  # filters are off
+    ],
+)  # fmt: skip
+def test_a_sampling_mask_has_what_the_filters_left_and_nothing_where_that_is_all(setting, left):
+    assert masks(logits_of(0.1, 0.2, 0.3, 0.4), knobs(1, **setting)) == [left]
+
+
+def test_of_equal_logits_a_sampling_mask_has_those_that_the_draw_was_made_from():
+    logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 1.0]])
+    assert masks(logits, knobs(1, top_k=3)) == [[0, 1, 2]]
+    p = torch.softmax(logits, -1)[0].double()
+    half = float(p[1] + 1.5 * p[0])  # in the middle of the second of the equal ones
+    assert masks(logits, knobs(1, top_p=half)) == [[0, 1, 2]]
+    assert masks(torch.zeros(1, 5), knobs(1, min_p=0.5)) == [[]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([5, 64, 130]),
+    levels=st.sampled_from([2.0, 0.25, 0.0]),  # logits are multiples of it: many are equal
+    top_k=st.integers(0, 9),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+    temperature=st.sampled_from([0.05, 0.7, 1.0]),
+)
+def test_each_token_of_a_sampling_mask_can_be_drawn_and_no_other(
+    seed, vocabulary, levels, top_k, top_p, min_p, temperature
+):
+    torch.manual_seed(seed)
+    logits = 3 * torch.randn(1, vocabulary)
+    if levels:
+        logits = (logits / levels).round() * levels
+    setting = (temperature, top_k, top_p, min_p)
+    (left,) = masks(logits, knobs(1, *setting))
+    weights = torch.softmax(logits / temperature, -1)[0].double().numpy()
+    left = left or np.flatnonzero(weights).tolist()
+    kept = weights[left]
+    # a number in the middle of each token's share of what is left draws this token
+    shares = (np.cumsum(kept) - kept / 2) / kept.sum()
+    sure = kept / kept.sum() > 1e-9  # of others the share is lost in rounding
+    tokens, logprobs = sample(logits.repeat(len(left), 1), knobs(len(left), *setting), shares)
+    np.testing.assert_array_equal(tokens[sure], np.array(left)[sure])
+    np.testing.assert_allclose(logprobs[sure], np.log(kept / kept.sum())[sure], atol=1e-6)
+    even, _ = sample(logits.repeat(200, 1), knobs(200, *setting), (np.arange(200) + 0.5) / 200)
+    assert set(even.tolist()) <= set(left)
+
+
+def test_a_sampling_mask_is_of_what_a_grammar_allows_too():
+    allowed = torch.tensor([[0b1011], [-1]], dtype=torch.int32)
+    logits = logits_of(0.1, 0.2, 0.3, 0.4).repeat(2, 1)
+    assert masks(logits, knobs(2, top_k=2), allowed) == [[1, 3], [2, 3]]
+    assert masks(logits, knobs(2, top_k=4), allowed) == [[0, 1, 3], []]
+
+
+def test_sampling_masks_of_rows_in_chunks_are_the_same(monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(7, 70)
+    whole = masks(logits, knobs(7, top_p=0.8))
+    monkeypatch.setattr(sampler, "CHUNK_VALUES", 140)
+    assert masks(logits, knobs(7, top_p=0.8)) == whole

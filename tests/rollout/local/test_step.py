@@ -1,6 +1,7 @@
 """A decode step as a function of buffers, and steps whose tokens are read late."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local import step as step_module
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.local.step import Flight, Stepper
+from postgrad.rollout.local.rows import Flight
+from postgrad.rollout.local.step import Stepper
 from postgrad.rollout.settings import SamplingSettings
 
 SETTINGS = {
@@ -243,6 +245,22 @@ def test_graphs_outlast_a_publish_in_place_and_read_the_new_weights(
     assert_same_bits(done, generate(fresh, asked))
 
 
+def test_graphs_write_sampling_masks_where_the_steps_before_them_did(
+    captured, model, prompt, tokenizer, monkeypatch
+):
+    asked = [replace(request, keeps_mask=True) for request in mixed(prompt)]
+    engine = with_graphs(model, tokenizer, asked)
+    place = engine._stepper._buffers.left.data_ptr()
+    done = generate(engine, asked)
+    assert any(shape.kind.keeps for shape in captured)
+    assert engine._stepper._buffers.left.data_ptr() == place
+    monkeypatch.setattr(engine_module, "Stepper", Stepper)
+    plain = generate(endless(model("qwen3"), tokenizer), asked)
+    for one, other in zip(done, plain, strict=True):
+        assert [m.tolist() for m in one.sampling_mask] == [m.tolist() for m in other.sampling_mask]
+    assert any(completion.sampling_mask.lengths.any() for completion in done)
+
+
 @pytest.mark.slow
 def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, prompt, tokenizer):
     engine = with_graphs(model, tokenizer, asked := requests(prompt), borrows=True)
@@ -303,11 +321,15 @@ def test_graphs_of_a_cache_that_is_freed_or_divided_anew_are_dropped(
 
 def test_results_follow_rows_that_move_and_leave_out_rows_that_ended():
     results = torch.tensor([[10, 11, 12, 13], [0, 0, 0, 0]], dtype=torch.int32)
-    flight = Flight(np.arange(4), results, None)
+    left = torch.zeros(4, 8, dtype=torch.uint8)
+    left[3, 1] = 0b101  # the bits of tokens 8 and 10
+    flight = Flight(np.arange(4), results, None, None, left)
     flight.move(np.array([0, 2]), np.array([0]), np.array([3]))  # 1 stays, 3 becomes 0
     flight.move(np.array([1]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    rows, tokens, logprobs, experts = flight.read()
+    rows, tokens, logprobs, experts, masks = flight.read()
     assert experts is None
+    assert masks is not None
+    assert [mask.tolist() for mask in masks] == [[8, 10]]
     assert (rows.tolist(), tokens.tolist(), logprobs.tolist()) == ([0], [13], [0.0])
 
 

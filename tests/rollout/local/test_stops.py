@@ -7,7 +7,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.rollout.engine import Request
-from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
+from postgrad.rollout.local.rows import DrawnTokens, Rows, Stopper, eos_token_ids
 from postgrad.rollout.settings import SamplingSettings
 
 
@@ -38,7 +38,8 @@ def test_any_end_of_sequence_token_ends_a_row(tokenizer):
         (0, 1, 2),
         np.zeros(3, np.int64),
     )
-    rows.append(np.arange(3), np.array([1, 7, 8], np.int32), np.zeros(3, np.float32))
+    drawn = DrawnTokens(np.arange(3), np.array([1, 7, 8], np.int32), np.zeros(3, np.float32))
+    rows.append(drawn)
     assert Stopper((1, 8), tokenizer).stopped(rows).tolist() == [True, False, True]
 
 

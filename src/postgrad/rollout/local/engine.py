@@ -46,13 +46,14 @@ from postgrad.rollout.local.prompts import (
     without_images,
 )
 from postgrad.rollout.local.rows import (
+    Flight,
     Rows,
     Stopper,
     completions,
     eos_token_ids,
     require_finite,
 )
-from postgrad.rollout.local.step import Flight, Stepper
+from postgrad.rollout.local.step import Stepper
 from postgrad.rollout.stats import EngineStats
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
@@ -365,13 +366,13 @@ class LocalEngine:
     def _read(self) -> None:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
-        here, tokens, logprobs, experts = self._flights.pop(0).read()
-        if not np.isfinite(logprobs).all():  # `cut` has nothing to read after the error
+        drawn = self._flights.pop(0).read()
+        if not np.isfinite(drawn.logprobs).all():  # `cut` has nothing to read after the error
             self._flights, self._cache.diverged = [], True
-        require_finite(rows, here, logprobs, self._version)
-        rows.append(here, tokens, logprobs, experts)
-        self.stats.response_tokens += len(here)
-        self._release(here)
+        require_finite(rows, drawn, self._version)
+        rows.append(drawn)
+        self.stats.response_tokens += len(drawn.rows)
+        self._release(drawn.rows)
 
     def _release(self, here: NDArray[np.int64]) -> None:
         """Free the rows that have ended, among those with a token. here: those with a new one."""

@@ -5,19 +5,34 @@ step works on one dense batch; which row a sample has depends on nothing but tok
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import Experts
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experts, SamplingMask
 from postgrad.layout.layout import rotary_positions
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.grammar import ALL, Grammars
 from postgrad.rollout.local.budget import close_gaps
-from postgrad.rollout.local.sampler import Kind
+from postgrad.rollout.local.sampler import Kind, masks_of
+
+
+class DrawnTokens(NamedTuple):
+    """The next token of each of N rows."""
+
+    rows: NDArray[np.int64]  # their numbers
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]  # nats
+    # [N, layers, k] of the token before it, which the same step computed if it is of the response
+    experts: Experts | None = None
+    masks: SamplingMask | None = None  # None where nothing was taken away from any row
 
 
 class Rows:
@@ -58,6 +73,11 @@ class Rows:
         self.before: Any = np.empty(capacity, object)  # Experts of what a response stands behind
         # [capacity, tokens, layers, k] of the response, from the first row that has some on
         self.experts = np.zeros((capacity, 0, 0, 0), np.int16)
+        self.keeps = np.zeros(capacity, np.bool_)  # rows whose sampling masks are kept
+        # Of these the tokens' masks: ids end to end, as bytes that grow, and [capacity, tokens] how
+        # many of them are of each token, from the first such row on.
+        self.mask_ids: Any = np.empty(capacity, object)
+        self.mask_sizes = np.zeros((capacity, 0), np.int32)
 
     def add(
         self,
@@ -99,6 +119,11 @@ class Rows:
             self.experts[rows] = -1
             for row in range(rows.start, rows.stop):
                 self.before[row] = experts
+        self.keeps[rows] = request.keeps_mask
+        if request.keeps_mask:
+            self.mask_ids[rows] = [bytearray() for _ in samples]
+            if not self.mask_sizes.size:
+                self.mask_sizes = np.zeros(self.tokens.shape, np.int32)
         if grammars is not None:
             self._constrain(range(rows.start, rows.stop), grammars)
         self.count += len(samples)
@@ -145,22 +170,23 @@ class Rows:
         """What choosing the next tokens takes."""
         n = self.count
         kind = Kind.of(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
-        return kind._replace(masked=True) if self.masked else kind
+        kind = kind._replace(masked=self.masked)
+        return kind._replace(keeps=(kind.filtered or kind.masked) and bool(self.keeps[:n].any()))
 
-    def append(
-        self,
-        rows: NDArray[np.int64],
-        tokens: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-        experts: Experts | None = None,
-    ) -> None:
-        """Add the next token and its logprob of each of the rows numbered `rows`. experts: [rows,
-        layers, k] of the token before it, which the same step computed if it is of the response.
-        """
+    def append(self, drawn: DrawnTokens) -> None:
+        """Add the next token of rows."""
+        rows, tokens, logprobs, experts, masks = drawn
         place = self.written[rows]
         if experts is not None:
             later = place > 0
             self.experts[rows[later], place[later] - 1] = experts[later]
+        if masks is not None:
+            for row, mask in zip(rows, masks, strict=True):
+                if self.keeps[row]:
+                    self.mask_ids[row] += mask.tobytes()
+            self.mask_sizes[rows, place] = masks.lengths
+        elif self.mask_sizes.size:
+            self.mask_sizes[rows, place] = 0
         self.tokens[rows, place] = tokens
         self.logprobs[rows, place] = logprobs
         self.written[rows] = place + 1
@@ -188,7 +214,15 @@ class Rows:
             self.logprobs[row, written].copy(),
             self.versions(row, version),
             experts,
+            self._masks(row),
         )
+
+    def _masks(self, row: int) -> SamplingMask | None:
+        """Those of a row's response; None where they are not kept."""
+        if not self.keeps[row]:
+            return None
+        sizes = self.mask_sizes[row, : self.written[row]]
+        return Ragged.of_sizes(np.frombuffer(bytes(self.mask_ids[row]), np.int32), sizes)
 
     def tail(self, row: int, count: int) -> list[int]:
         """The newest `count` tokens of a row's turn, fewer where there are fewer."""
@@ -204,11 +238,56 @@ class Rows:
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
             self.rotary, self.stretch, self.position, self.written, self.launched, self.limit,
             self.has_stop, self.temperature, self.top_k, self.top_p, self.min_p, self.matcher,
-            self.allowed, self.tokens, self.logprobs, self.before, self.experts,
+            self.allowed, self.tokens, self.logprobs, self.before, self.experts, self.keeps,
+            self.mask_ids, self.mask_sizes,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left
         return to, source
+
+
+@dataclass(slots=True)
+class Flight:
+    """The results of a step, on their way to the host.
+
+    rows: [N] the number that each row of the step has now, -1 where it has ended since.
+    """
+
+    rows: NDArray[np.int64]
+    _results: Tensor
+    _arrived: torch.cuda.Event | None
+    _experts: Tensor | None = None  # [decoded, layers, k] of the tokens that the step began with
+    _left: Tensor | None = None  # [rows, bytes] as sampler.sample writes it, where a row keeps it
+
+    def move(
+        self, gone: NDArray[np.int64], to: NDArray[np.int64], source: NDArray[np.int64]
+    ) -> None:
+        """Rows `gone` have ended, row source[i] is number to[i] now."""
+        size = int(max(self.rows.max(initial=0), source.max(initial=0), gone.max(initial=0))) + 1
+        number = np.arange(size)
+        number[gone] = -1
+        number[source] = to
+        left = self.rows >= 0
+        self.rows[left] = number[self.rows[left]]
+
+    def read(self) -> "DrawnTokens":
+        """Waits for the step. Returns what it drew for the rows that are still there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        left = np.flatnonzero(self.rows >= 0)
+        results = self._results.numpy()[:, left]
+        masks = None if self._left is None else masks_of(self._left.numpy()[left])
+        logprobs = results[1].view(np.float32)
+        return DrawnTokens(self.rows[left], results[0], logprobs, self._experts_of(left), masks)
+
+    def _experts_of(self, left: NDArray[np.int64]) -> Experts | None:
+        """-1 of rows that were new in the step: nothing was decoded for them."""
+        if self._experts is None:
+            return None
+        decoded = self._experts.numpy()[: len(self.rows)]
+        experts = np.full((len(self.rows), *decoded.shape[1:]), -1, np.int16)
+        experts[: len(decoded)] = decoded
+        return experts[left]
 
 
 def completions(
@@ -236,18 +315,17 @@ def completions(
             versions=turn.versions,
             text=text,
             experts=turn.experts,
+            sampling_mask=turn.sampling_mask,
         )
         for row, turn, text in zip(gone, turns, texts, strict=True)
     ]
 
 
-def require_finite(
-    rows: Rows, numbers: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
-) -> None:
-    """Raises RunError where a new token of the rows numbered `numbers` has no logprob."""
-    broken = np.flatnonzero(~np.isfinite(logprobs))
+def require_finite(rows: Rows, drawn: DrawnTokens, version: int) -> None:
+    """Raises RunError where a new token has no logprob."""
+    broken = np.flatnonzero(~np.isfinite(drawn.logprobs))
     if len(broken):
-        row = numbers[broken[0]]
+        row = drawn.rows[broken[0]]
         raise RunError(
             f"the policy's logits are not finite (version {version}, ticket "
             f"{rows.ticket[row]}, sample {rows.sample[row]}, token "

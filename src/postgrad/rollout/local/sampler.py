@@ -6,6 +6,10 @@ With weights e_i = softmax(l / T)_i, filtered ones set to 0, the token is the fi
 running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
 Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left;
 a grammar acts before them, on the logits.
+
+What they left of a row, its sampling mask, is all tokens with a weight above 0: those that the
+number could have drawn. On the device it is a bit for each token of the vocabulary: so many bits
+for any filters, as a CUDA graph needs it. The host makes ids of them.
 """
 
 from dataclasses import dataclass
@@ -17,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core import seeds
+from postgrad.core.ragged import Ragged
+from postgrad.rollout.grammar import ALL
 
 CHUNK_VALUES = 2**24  # logits processed together: bounds what filters sort and sum
 
@@ -36,6 +42,7 @@ class Kind(NamedTuple):
     greedy: bool  # temperature 0
     filtered: bool  # top-k, top-p or min-p, of a row that is not greedy
     masked: bool = False  # a grammar
+    keeps: bool = False  # its sampling mask, of a row that is filtered or masked
 
     @staticmethod
     def of(
@@ -92,23 +99,29 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind, left: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits: [N, V] float32, overwritten; uniform: [N] float64 in [0, 1). Returns [N] tokens and
-    [N] float32 logprobs in nats.
+    [N] float32 logprobs in nats. left: uint8 [N, mask_bytes(V)], written where kind.keeps: the bits
+    of the tokens that could be drawn, the lowest first; all 0 where nothing was taken away.
 
     A row whose logits are not finite gets a NaN logprob; the caller knows whose row it is.
     """
     size = max(1, CHUNK_VALUES // logits.shape[1])
     if len(logits) <= size:
-        return _sample(logits, knobs, uniform, kind)
-    parts = [
-        _sample(logits[i : i + size], knobs.rows(slice(i, i + size)), uniform[i : i + size], kind)
-        for i in range(0, len(logits), size)
-    ]
+        return _sample(logits, knobs, uniform, kind, left)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for i in range(0, len(logits), size):
+        rows = slice(i, i + size)
+        of_rows = None if left is None else left[rows]
+        parts.append(_sample(logits[rows], knobs.rows(rows), uniform[rows], kind, of_rows))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+def _sample(
+    logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind, left: Tensor | None
+) -> tuple[Tensor, Tensor]:
     greedy = (knobs.temperature == 0.0)[:, None]
     if kind.masked:
         assert knobs.allowed is not None
@@ -118,13 +131,45 @@ def _sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[
         logits /= scale.masked_fill(greedy, 1.0) if kind.greedy else scale
     best = logits.argmax(-1, keepdim=True) if kind.greedy else None
     weights = torch.softmax(logits, -1)  # float32; its sum is 1 up to rounding, hence `total`
-    if kind.filtered:
-        weights = _filter(weights, knobs, greedy)
+    drawn_from = _filter(weights, knobs, greedy) if kind.filtered else weights
+    if kind.keeps:
+        assert left is not None
+        left.copy_(_left(weights, drawn_from, knobs, kind))
+    weights = drawn_from
     token, total = _draw(weights, uniform[:, None])
     if best is not None:
         token = torch.where(greedy, best, token)
     logprob = (weights.gather(-1, token).double() / total).log().float()
     return token[:, 0], logprob[:, 0]
+
+
+def mask_bytes(vocabulary: int) -> int:
+    """Bytes of a row's bits: whole numbers of 64 bits, which the host looks through."""
+    return -(-vocabulary // 64) * 8
+
+
+def _left(weights: Tensor, drawn_from: Tensor, knobs: Knobs, kind: Kind) -> Tensor:
+    """What `sample` writes into `left`. weights, drawn_from: before and after the filters."""
+    could = drawn_from > 0
+    touched = could.sum(-1) < (weights > 0).sum(-1)
+    if kind.masked:
+        assert knobs.allowed is not None
+        touched = touched | (knobs.allowed != ALL).any(-1)
+    could = could & touched[:, None]
+    missing = 8 * mask_bytes(could.shape[1]) - could.shape[1]
+    octets = torch.nn.functional.pad(could.to(torch.uint8), (0, missing)).unflatten(1, (-1, 8))
+    shifts = torch.arange(8, dtype=torch.uint8, device=octets.device)
+    return (octets << shifts).sum(-1, dtype=torch.uint8)
+
+
+def masks_of(left: NDArray[np.uint8]) -> Ragged:
+    """[N, bytes] as `sample` writes it -> SamplingMask of N rows."""
+    words = left.view(np.uint64)
+    row, word = np.nonzero(words)  # few: the bits of these alone are looked at
+    octets = words[row, word][:, None].view(np.uint8)
+    of_word, bit = np.nonzero(np.unpackbits(octets, axis=1, bitorder="little"))
+    ids = (64 * word[of_word] + bit).astype(np.int32)
+    return Ragged.of_sizes(ids, np.bincount(row[of_word], minlength=len(left)))
 
 
 def _bits(words: Tensor, count: int) -> Tensor:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from postgrad.core.records import Experts
 from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder
 from postgrad.models.latent import LatentDecoding
@@ -29,8 +28,8 @@ from postgrad.models.routers import Routers, chosen_of
 from postgrad.rollout.grammar import ALL
 from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
 from postgrad.rollout.local.cache import Decoding, KeyValueCache
-from postgrad.rollout.local.rows import Rows
-from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
+from postgrad.rollout.local.rows import Flight, Rows
+from postgrad.rollout.local.sampler import Kind, Knobs, mask_bytes, sample, uniform
 
 # Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
 COLUMNS = (
@@ -73,6 +72,8 @@ class StepBuffers:
         self.results = torch.zeros(2, capacity, dtype=torch.int32, device=device)
         self.entering: Tensor | None = None
         self.experts: Tensor | None = None  # [rows, layers, k] of the newest tokens
+        # [capacity, bytes] as `sample` writes it, from the first step on in which a row keeps it
+        self.left: Tensor | None = None
         columns = dict(zip(NAMED, self.block, strict=False))
         self.columns = columns
         self.written, self.active = columns["written"], columns["active"]
@@ -142,7 +143,11 @@ def step(
     n = shape.drawn
     numbers = uniform(buffers.key[:n], buffers.position[:n] + buffers.written[:n])
     logits = decoder.logits(hidden)[:n]
-    tokens, logprobs = sample(logits, buffers.knobs.rows(slice(0, n)), numbers, shape.kind)
+    if shape.kind.keeps and buffers.left is None:  # never while a graph is captured
+        size = buffers.capacity, mask_bytes(logits.shape[1])
+        buffers.left = torch.zeros(size, dtype=torch.uint8, device=logits.device)
+    left = None if buffers.left is None else buffers.left[:n]
+    tokens, logprobs = sample(logits, buffers.knobs.rows(slice(0, n)), numbers, shape.kind, left)
     buffers.ids[:n].copy_(tokens)
     buffers.results[0, :n].copy_(tokens)
     buffers.results[1, :n].view(torch.float32).copy_(logprobs)
@@ -188,49 +193,12 @@ def _attention(cache: KeyValueCache, buffers: StepBuffers, shape: StepShape) -> 
     )
 
 
-@dataclass(slots=True)
-class Flight:
-    """The results of a step, on their way to the host.
-
-    rows: [N] the number that each row of the step has now, -1 where it has ended since.
-    """
-
-    rows: NDArray[np.int64]
-    _results: Tensor
-    _arrived: torch.cuda.Event | None
-    _experts: Tensor | None = None  # [decoded, layers, k] of the tokens that the step began with
-
-    def move(
-        self, gone: NDArray[np.int64], to: NDArray[np.int64], source: NDArray[np.int64]
-    ) -> None:
-        """Rows `gone` have ended, row source[i] is number to[i] now."""
-        size = int(max(self.rows.max(initial=0), source.max(initial=0), gone.max(initial=0))) + 1
-        number = np.arange(size)
-        number[gone] = -1
-        number[source] = to
-        left = self.rows >= 0
-        self.rows[left] = number[self.rows[left]]
-
-    def read(
-        self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], Experts | None]:
-        """Waits for the step. Returns (rows, tokens, logprobs, experts) of the rows that are still
-        there; experts as of Rows.append.
-        """
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        left = np.flatnonzero(self.rows >= 0)
-        results = self._results.numpy()[:, left]
-        return self.rows[left], results[0], results[1].view(np.float32), self._experts_of(left)
-
-    def _experts_of(self, left: NDArray[np.int64]) -> Experts | None:
-        """-1 of rows that were new in the step: nothing was decoded for them."""
-        if self._experts is None:
-            return None
-        decoded = self._experts.numpy()[: len(self.rows)]
-        experts = np.full((len(self.rows), *decoded.shape[1:]), -1, np.int16)
-        experts[: len(decoded)] = decoded
-        return experts[left]
+def _on_its_way(results: Tensor | None) -> Tensor | None:
+    """A copy of a device's results to the host, which the device has still to make."""
+    if results is None:
+        return None
+    host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+    return host.copy_(results, non_blocking=True)
 
 
 class Stepper:
@@ -307,7 +275,7 @@ class Stepper:
             )
         self._run(shape)
         rows.launched[:count] += 1
-        return self._flight(count)
+        return self._flight(count, keeps=shape.kind.keeps)
 
     def _check_graphs(self) -> None:
         self._reloaded = False
@@ -340,18 +308,18 @@ class Stepper:
             step(self._decoder, self._cache, self._buffers, shape)
         return graph
 
-    def _flight(self, count: int) -> Flight:
+    def _flight(self, count: int, *, keeps: bool) -> Flight:
+        """The newest step's results. keeps: sampling masks too."""
         results, experts = self._buffers.results, self._buffers.experts
+        left = self._buffers.left[:count] if keeps and self._buffers.left is not None else None
         if self._device.type == "cpu":
-            return Flight(np.arange(count), results[:, :count].clone(), None, experts)
-        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        host.copy_(results, non_blocking=True)
-        if experts is not None:
-            held = torch.empty(experts.shape, dtype=experts.dtype, pin_memory=True)
-            experts = held.copy_(experts, non_blocking=True)
+            left = None if left is None else left.clone()
+            return Flight(np.arange(count), results[:, :count].clone(), None, experts, left)
+        host, experts, left = map(_on_its_way, (results, experts, left))
+        assert host is not None
         arrived = torch.cuda.Event()
         arrived.record()
-        return Flight(np.arange(count), host, arrived, experts)
+        return Flight(np.arange(count), host, arrived, experts, left)
 
     def _upload(self, rows: Rows, shared: SharedPrompts, decoding: int) -> None:
         """Write the block anew, and put the newest tokens where their rows are now."""

@@ -201,6 +201,14 @@ RULES: dict[str, Rule] = {
     "orchestrator.model.name": missing("the engine has the policy's weights, and no others"),
     "orchestrator.model.lora.*": needless("the adapter is one, and has no name"),
     "orchestrator.model.client.*": needless(common.SO_HERE),
+    **family(
+        "orchestrator.train.sampling.",
+        "top_p top_k",
+        missing(
+            "prime-rl learns over what they leave, and vLLM's samples come without it here: set "
+            'them in [rollout] with keep_sampling_mask = true and type = "local"'
+        ),
+    ),
     "orchestrator.train.sampling.extra_body.*": missing("rollout has the settings of sampling"),
     "orchestrator.eval.retrigger_on_resume": needless(
         "an evaluation that a kill cut off is done at resume"
