@@ -5,37 +5,38 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
+from helpers.packages import TRL
 from postgrad.translate.tables.trl import DEFAULTS, SHARED
 from postgrad.translate.translate import translate
 
-trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peers")
-pytestmark = [
-    pytest.mark.slow,  # TRL takes seconds to load
-    pytest.mark.skipif(
-        tuple(map(int, trl.__version__.split(".")[:2])) < (1, 16), reason="defaults are of 1.16"
-    ),
-]
+pytestmark = [pytest.mark.slow, TRL]  # TRL takes seconds to load
 
 # Read by their own names here, or as another value.
 OTHERWISE = {"bf16", "max_length", "loss_type"}
 
 
-def configs() -> dict[str, type]:
+def configs(program: str) -> tuple[type, ...]:
+    """The classes whose fields are a command's options."""
+    import trl
     from trl.experimental import cpo, gkd, online_dpo, orpo
 
-    return {
+    if Version(trl.__version__) < Version("1.16"):
+        pytest.skip("defaults are of 1.16")
+    trained = {
         "sft": trl.SFTConfig, "dpo": trl.DPOConfig, "kto": trl.KTOConfig, "grpo": trl.GRPOConfig,
         "reward": trl.RewardConfig, "rloo": trl.RLOOConfig, "cpo": cpo.CPOConfig,
         "distillation": trl.DistillationConfig, "orpo": orpo.ORPOConfig, "gkd": gkd.GKDConfig,
         "online_dpo": online_dpo.OnlineDPOConfig,
     }  # fmt: skip
+    return trained[program], trl.ModelConfig, trl.ScriptArguments
 
 
 def options(program: str) -> dict[str, Any]:
     """Each option of a command with its default, None where it has none."""
     named: dict[str, Any] = {}
-    for config in (configs()[program], trl.ModelConfig, trl.ScriptArguments):
+    for config in configs(program):
         for one in fields(config):
             made = None if one.default_factory is MISSING else one.default_factory()
             value = made if one.default is MISSING else one.default

@@ -11,7 +11,7 @@ parameters and their names are PEFT's.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import Linear
@@ -249,7 +249,7 @@ def give_weights(
         if init != KAIMING and not base.is_meta:
             weight = real(base_weight(layer))
             a, b = principal_factors(weight, rank, layer.scaling[name], init, seed, layer_name)
-            layer.lora_start[name] = StartingFactors(a, b)
+            cast(nn.ModuleDict, layer.lora_start)[name] = StartingFactors(a, b)
         else:
             draw = FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
             a, b = fresh_factors(base, shape_a, shape_b, draw)

@@ -70,7 +70,7 @@ def merge_parameters(
         )
     changes: list[tuple[Any, str, Any]] = []
     for name, (a, b) in layers.items():
-        rank, scale = (of(weights[name]) for of in (settings.rank_of, settings.scale_of))
+        rank, scale = settings.rank_of(weights[name]), settings.scale_of(weights[name])
         owner, _, end = weights[name].rpartition(".")
         module = lm.get_submodule(owner)
         weight: Any = module.get_parameter(end)

@@ -78,7 +78,7 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     if role.model.lora is not None:
         yield line("adapter", trained, sharing.divided)
         if role.model.lora.keeps_start:
-            yield from _start(role, sharing)
+            yield from _start(role)
         if role.copied:  # what computes, beside its float32 master, or where that is divided
             copies = role.copied * b if b != FLOAT32 and sharing.divided == 1 else 0
             yield line("trained copies", copies, 1)
@@ -90,7 +90,7 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
         yield line("moving average", trained, sharing.divided)
 
 
-def _start(role: PlannedRole, sharing: Sharing) -> Iterator[MemoryLine]:
+def _start(role: PlannedRole) -> Iterator[MemoryLine]:
     """What an adapter of PiSSA began with; and for the backward pass, beside it, both A and both B
     of each layer as products read them, or of one layer where layers are computed again.
     """
@@ -98,8 +98,9 @@ def _start(role: PlannedRole, sharing: Sharing) -> Iterator[MemoryLine]:
     assert lora is not None
     size = FLOAT32 * start_numbers(role.shape, lora)
     layers = role.shape.layers if role.model.gradient_checkpointing else 1
-    update = {"update": size + 2 * size // layers}
-    yield MemoryLine(role.name, "start of the adapter", always(size) | update)
+    taken = always(size)
+    taken["update"] += 2 * size // layers
+    yield MemoryLine(role.name, "start of the adapter", taken)
 
 
 def _offloaded(role: PlannedRole, weights: MemoryLine, *, divided: bool) -> MemoryLine:
