@@ -81,7 +81,7 @@ SFTTrainer("m", train_dataset=load_dataset("d"), args=config)
 > print("no trainer")
 > ```
 ```python
-GKDTrainer("m")
+NashMDTrainer("m")
 ```
 ```python
 SFTTrainer(model=model, ...)

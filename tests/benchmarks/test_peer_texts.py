@@ -72,7 +72,7 @@ def test_texts_of_equal_lengths_have_them() -> None:
 
 def test_a_lost_objective_is_named_by_its_recipe_or_refused() -> None:
     named = Lost("part of the length", [*DPO, "--ld_alpha", "0.5"], "ld_alpha")
-    refused = Lost("gkd", ["gkd", *DPO[1:]], "on_policy")
+    refused = Lost("bco", ["bco", *DPO[1:]], "not here")
     for case in (named, refused):
         row = compared("trl", case, draws=1)
         assert (row.verdict, row.gradient) == ("lost", None)

@@ -134,7 +134,7 @@ def test_in_four_bits_they_are_those_of_a_plain_model_with_the_expanded_weights(
     for name in matrices:
         layer = f"base_model.model.{name.removesuffix('.weight')}"
         a, b = (ours_by_name[f"{layer}.lora_{part}.weight"] for part in "AB")
-        want = settings.scale * plain.get_parameter(name).grad @ a.T
+        want = settings.alpha / settings.rank * plain.get_parameter(name).grad @ a.T
         assert b.grad is not None
         assert (b.grad - want).norm() <= 1e-3 * want.norm() + 1e-6, name
 

@@ -180,7 +180,8 @@ REASONS = {
         trainer.logger trainer.max_critic_ckpt_to_keep trainer.n_gpus_per_node
         trainer.nnodes trainer.profile_interval trainer.profile_steps trainer.project_name
         trainer.ray_wait_register_center_timeout trainer.resume_from_path
-        trainer.rollout_data_dir trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.*
+        trainer.rl_logging_board_dir trainer.rollout_data_dir trainer.tensorboard_dir
+        trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.*
         trainer.validation_data_dir trainer.worker_env.*""",
     "verl's padding, and how its entropy is cut: both are cut by tokens here, whatever is "
     "stated": """

@@ -63,6 +63,7 @@ _BEFORE = {
     "rollout.total_epochs": "trainer.total_epochs",
     "rollout.test_freq": "trainer.test_freq",
     "data.multiturn.messages_key": "data.messages_key",
+    "data.multiturn.tools_key": "data.tools_key",
     "trainer.checkpoint.": "checkpoint.",
     "optim.warmup_steps_ratio": "optim.lr_warmup_steps_ratio",
     "optim.lr_scheduler": "optim.lr_scheduler_type",
@@ -340,7 +341,8 @@ RULES: dict[str, Rule] = {
     "distillation.distillation_loss.*": missing(_TEACHER),
     "distillation.*": missing(_TEACHER),
     **family("trainer.", "logger project_name experiment_name log_val_generations "
-             "rollout_data_dir validation_data_dir", needless(common.LOGGING)),
+             "rollout_data_dir validation_data_dir tensorboard_dir rl_logging_board_dir",
+             needless(common.LOGGING)),
     **family(
         "trainer.",
         "balance_batch del_local_ckpt_after_load resume_from_path device "
