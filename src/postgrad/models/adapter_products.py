@@ -81,7 +81,7 @@ def changed_products(
     is 0 where a layer has no adapter.
     """
     rows = x.reshape(-1, x.shape[-1])
-    products: Any = _ChangedProducts.apply(rows, *base, tuple(scales), *all_a, *all_b)
+    products: Any = _ChangedProducts.apply(rows, *base, *scales, *all_a, *all_b)
     return products.view(*x.shape[:-1], products.shape[-1])
 
 
@@ -89,19 +89,15 @@ class _ChangedProducts(torch.autograd.Function):
     """One product with all A, and one with all B, which lie along the diagonal of a matrix of
     zeros; it adds to the product with W where that lies. So the forward pass takes three products
     whatever the number of layers, the backward pass five, and there is no array of the size of the
-    result beside it.
+    result beside it. `each` is the scales, then the A and the B of all layers: torch's compiler
+    loses an argument that is a tuple.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        scales: tuple[float, ...],
-        *factors: Tensor,
-    ) -> Tensor:
-        a, b = _narrow(factors, (*scales, *(1.0 for _ in scales)), rows.dtype)
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, *each: Any) -> Tensor:
+        layers = len(each) // 3
+        scales, factors = each[:layers], each[layers:]
+        a, b = _narrow(factors, [*scales, *[1.0] * layers], rows.dtype)
         low = rows @ a.t()
         ctx.save_for_backward(rows, low, weight, *factors)
         ctx.scales = scales
@@ -112,19 +108,19 @@ class _ChangedProducts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, low, weight, *factors = ctx.saved_tensors
         (gradient,) = gradients
-        a, b = _narrow(factors, (*(1.0 for _ in ctx.scales), *ctx.scales), rows.dtype)
+        half = len(factors) // 2
+        a, b = _narrow(factors, [*[1.0] * half, *ctx.scales], rows.dtype)
         of_low = gradient @ b
         of_rows = None
         if ctx.needs_input_grad[0]:
             of_rows = _with_product(gradient @ weight, of_low, a)
-        if not any(ctx.needs_input_grad[4:]):
-            return of_rows, None, None, None, *(None for _ in factors)
-        half = len(factors) // 2
+        if not any(ctx.needs_input_grad[3 + half :]):
+            return of_rows, *[None] * (2 + half + len(factors))
         ranks, heights = [len(a) for a in factors[:half]], [len(b) for b in factors[half:]]
         of_a = _outer(factors[0], of_low, rows).split(ranks)
         of_b = _outer(factors[0], gradient, low).split(heights)
         blocks = [part.split(ranks, 1)[place].contiguous() for place, part in enumerate(of_b)]
-        return of_rows, None, None, None, *of_a, *blocks
+        return of_rows, *[None] * (2 + half), *of_a, *blocks
 
 
 def _narrow(
