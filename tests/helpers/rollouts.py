@@ -1,4 +1,6 @@
-"""An engine that answers at once, prompts that are numbers, and rewards that a test chooses."""
+"""An engine that answers at once, an environment that replies twice, prompts that are numbers, and
+rewards that a test chooses.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -8,6 +10,7 @@ import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.stats import EngineStats
 
 
@@ -46,6 +49,27 @@ class Answers:
 
     def logprobs(self, sequences: Any, temperature: float) -> Any:
         raise AssertionError
+
+
+class TwoReplies:
+    """An environment that answers three tokens twice."""
+
+    deterministic = True
+    concurrent = 0
+    turn_tokens = ()
+    begins = False
+
+    def reset(self, prompt: Prompt, sample: int) -> "TwoReplies":
+        return self
+
+    def resume(self, prompt: Prompt, sample: int, *recorded: Any) -> None:
+        raise AssertionError
+
+    def step(self, response: Completion) -> Step:
+        return at_once(Observation(np.array([5, 6, 7], np.int32), done=response.turn == 2))
+
+    def close(self) -> None:
+        """Keeps nothing of an episode."""
 
 
 class Numbers:

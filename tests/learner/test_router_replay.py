@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.model_types import config_of
-from helpers.rollouts import Chosen
+from helpers.rollouts import Chosen, TwoReplies
 from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
@@ -26,7 +26,7 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routers, chosen_of, replayable
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step, at_once
+from postgrad.rollout.environment import Environments, SamplingSpec
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
@@ -45,27 +45,6 @@ class NoText:
 
     def batch_decode(self, ids: Any, **_: Any) -> list[str]:
         return ["" for _ in ids]
-
-
-class Replies:
-    """An environment that answers three tokens twice."""
-
-    deterministic = True
-    concurrent = 0
-    turn_tokens = ()
-    begins = False
-
-    def reset(self, prompt: Prompt, sample: int) -> "Replies":
-        return self
-
-    def resume(self, prompt: Prompt, sample: int, *recorded: Any) -> None:
-        raise AssertionError
-
-    def step(self, response: Completion) -> Step:
-        return at_once(Observation(np.array([5, 6, 7], np.int32), done=response.turn == 2))
-
-    def close(self) -> None:
-        """Keeps nothing of an episode."""
 
 
 def undecided(seed: int, dtype: torch.dtype = torch.float32, kind: str = "qwen3_moe") -> Any:
@@ -166,7 +145,7 @@ def test_later_turns_record_the_experts_of_what_they_compute_alone() -> None:
     engine = engine_of(lm)
     prompt = Prompt(0, requests()[0].token_ids, "?", None, "rows", 0)
     sampling = SamplingSettings(max_new_tokens=9)
-    spec = SamplingSpec(2, sampling, 0, Environments({None: Replies()}), max_len=100)
+    spec = SamplingSpec(2, sampling, 0, Environments({None: TwoReplies()}), max_len=100)
     groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], spec, NoText())
     batch = RolloutBatch.of(groups)
     assert batch.sequences.experts is not None

@@ -37,10 +37,10 @@ def options(program: str) -> dict[str, Any]:
     """Each option of a command with its default, None where it has none."""
     named: dict[str, Any] = {}
     for config in configs(program):
-        for one in fields(config):
-            made = None if one.default_factory is MISSING else one.default_factory()
-            value = made if one.default is MISSING else one.default
-            named[one.name] = value.value if isinstance(value, Enum) else value
+        for field in fields(config):
+            fresh = None if field.default_factory is MISSING else field.default_factory()
+            value = fresh if field.default is MISSING else field.default
+            named[field.name] = value.value if isinstance(value, Enum) else value
     return named
 
 

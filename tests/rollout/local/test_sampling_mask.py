@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.rollouts import Chosen
+from helpers.rollouts import Chosen, TwoReplies
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt, ScoredGroup
@@ -16,8 +16,8 @@ from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.policy import Policy
 from postgrad.parallel.ranks import ALONE
-from postgrad.rollout.engine import Completion, Request, generate
-from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step, at_once
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.environment import Environments, SamplingSpec
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.pending import MASK_IDS, MASK_SIZES, to_arrays, to_groups
 from postgrad.rollout.records_json import group_from_lines, group_to_json
@@ -31,27 +31,6 @@ FILTERED = SamplingSettings(max_new_tokens=9, temperature=0.8, top_k=12, top_p=0
 @pytest.fixture
 def lm(model: Model) -> Any:
     return model("qwen3")
-
-
-class Replies:
-    """An environment that answers three tokens twice."""
-
-    deterministic = True
-    concurrent = 0
-    turn_tokens = ()
-    begins = False
-
-    def reset(self, prompt: Prompt, sample: int) -> "Replies":
-        return self
-
-    def resume(self, prompt: Prompt, sample: int, *recorded: Any) -> None:
-        raise AssertionError
-
-    def step(self, response: Completion) -> Step:
-        return at_once(Observation(np.array([5, 6, 7], np.int32), done=response.turn == 2))
-
-    def close(self) -> None:
-        """Keeps nothing of an episode."""
 
 
 def engine_of(lm: Any, tokenizer: Any) -> LocalEngine:
@@ -147,7 +126,7 @@ def test_greedy_and_unfiltered_tokens_have_empty_masks(lm: Any, tokenizer: Any) 
 
 
 def spec_of(**changes: Any) -> SamplingSpec:
-    played = Environments({None: Replies()})
+    played = Environments({None: TwoReplies()})
     return SamplingSpec(2, FILTERED, 0, played, max_len=100, keeps_mask=True, **changes)
 
 
