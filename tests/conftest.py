@@ -22,6 +22,15 @@ settings.load_profile("any machine")
 gc.set_threshold(20_000)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests wait for the processes that they start for a third of their time, so `-n auto` is half
+    as many more as there are cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (cores or 1) * 3 // 2
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-points", default="3", help="kills a job gets in tests/faults")
     parser.addoption("--random-kills", default="6", help="of runs with samples ahead")
@@ -60,13 +69,14 @@ def _problems_are_made_once() -> Iterator[None]:
 def _own_cache(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[None]:
-    """No test reads or writes the tokens that a user keeps. Problems of reasoning-gym are kept in
-    pytest's own cache, for all workers and later sessions: their files are named by all that they
-    depend on, and read only with the bits that were written.
+    """No test reads or writes the tokens that a user keeps. Problems of reasoning-gym and shapes of
+    models are kept in pytest's own cache, for all workers and later sessions: their files are named
+    by all that they depend on, and read only with the bits that were written.
     """
     folder = tmp_path_factory.mktemp("cache")
     if (cache := getattr(pytestconfig, "cache", None)) is not None:  # else -p no:cacheprovider
-        (folder / "problems").symlink_to(cache.mkdir("problems"), target_is_directory=True)
+        for content in ("problems", "shapes"):
+            (folder / content).symlink_to(cache.mkdir(content), target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POSTGRAD_CACHE", str(folder))
         yield

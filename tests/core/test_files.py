@@ -269,3 +269,44 @@ def test_a_hard_link_in_a_directory_keeps_its_mode(tmp_path: Path) -> None:
     modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
     assert modes["linked"] == 0o600
     assert modes["new"] & 0o444 == (tmp_path / "model").stat().st_mode & 0o444
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `computed` was asked for, with an empty cache in the folder "cache"."""
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    return []
+
+
+def computed(made_by: str, asked: list[str]) -> str:
+    return files.computed_once("texts", made_by, lambda: asked.append(made_by) or f"of {made_by} ß")
+
+
+def test_a_text_is_computed_once_for_all_that_it_depends_on(asked: list[str]) -> None:
+    texts = [computed(made_by, asked) for made_by in ("one", "one", "two", "one")]
+    assert texts == ["of one ß", "of one ß", "of two ß", "of one ß"]
+    assert asked == ["one", "two"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"of one", b"\xff" * 80])
+def test_a_damaged_text_is_computed_again(damage: bytes, asked: list[str], tmp_path: Path) -> None:
+    computed("one", asked)
+    (path,) = (tmp_path / "cache" / "texts").iterdir()
+    path.write_bytes(path.read_bytes()[:70] + damage)
+    assert [computed("one", asked) for _ in range(2)] == ["of one ß"] * 2
+    assert asked == ["one", "one"]
+
+
+def test_without_room_for_the_cache_a_text_is_computed_each_time(
+    asked: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").touch()
+    assert [computed("one", asked) for _ in range(2)] == ["of one ß"] * 2
+    assert asked == ["one", "one"]
+
+
+def test_where_computing_fails_nothing_is_kept(asked: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        files.computed_once("texts", "one", lambda: str(1 / 0))
+    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert computed("one", asked) == "of one ß"

@@ -201,7 +201,10 @@ def test_what_is_not_trained_here_is_refused(config: dict[str, Any], reason: str
 
 
 @pytest.mark.slow
-def test_a_process_without_torch_asks_a_child_and_stays_without_it(tmp_path: Path) -> None:
+def test_a_process_without_torch_asks_a_child_and_stays_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(small("qwen3_moe")), "utf-8")
@@ -217,11 +220,23 @@ def test_a_process_without_torch_asks_a_child_and_stays_without_it(tmp_path: Pat
     assert done.stdout.split() == [str(here.parameters()), str(here.counted.active), "False"]
 
 
-def test_a_child_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache in a process that has counted nothing; the folder of the cache's shapes."""
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(counted, "_shapes", {})
+    return tmp_path / "cache" / "shapes"
+
+
+def test_a_child_that_fails_is_told_in_one_line(
+    nothing_counted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(counted.sys, "executable", "/bin/false")
     with pytest.raises(UsageError, match=r"model could not be counted: no answer"):
         counted_shape(small("olmo2"), "model")
+
+    assert not list(nothing_counted.glob("*"))
 
 
 def test_a_config_that_is_asked_for_again_is_not_counted_again(
@@ -231,4 +246,19 @@ def test_a_config_that_is_asked_for_again_is_not_counted_again(
     config = small("olmo2")
     first = counted_shape(config, "asked for twice")
     monkeypatch.setattr(counted, "_shape_of", None)
-    assert counted_shape(dict(config), "asked for twice") is first
+    assert counted_shape(dict(config), "another directory") is first
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "gpt_oss"])
+def test_later_commands_read_the_shape_that_was_counted(
+    kind: str, nothing_counted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = counted_shape(small(kind), "model")
+    monkeypatch.setattr(counted, "_shapes", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(counted, "_count", None)
+        assert counted_shape(small(kind), "model") == first
+    monkeypatch.setattr(counted, "_shapes", {})
+    monkeypatch.setattr(counted, "version", lambda name: "another")
+    counted_shape(small(kind), "model")
+    assert len(list(nothing_counted.iterdir())) == 2

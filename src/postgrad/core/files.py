@@ -3,6 +3,7 @@ in the user's folders. And the versions of packages, which such files record.
 """
 
 import errno
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -10,7 +11,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -232,3 +233,35 @@ def cache_folder(content: str) -> Path | None:
         return Path.home() / ".cache" / "postgrad" / content
     except RuntimeError:  # a user without an entry and without $HOME, as in some containers
         return None
+
+
+def computed_once(content: str, made_by: str, compute: Callable[[], str]) -> str:
+    """The text that `compute` returns: from the user's cache, where later commands find it, or
+    computed and put there.
+
+    content: the name of its folder in the cache. made_by: all that the text depends on; its SHA-256
+    names the file. A file is a SHA-256 and, behind it, a line of JSON that has it, so it is read
+    with the bits that were written, or computed again. A file that cannot be read or written costs
+    time alone. Nothing is kept where `compute` raises.
+    """
+    folder = cache_folder(content)
+    path = folder and folder / f"{_sha256(made_by)}.json"
+    if path is not None:
+        try:
+            digest, _, kept = path.read_text("utf-8").partition("\n")
+            if digest == _sha256(kept):
+                return kept
+        except (OSError, UnicodeDecodeError):
+            pass
+    text = compute()
+    if path is not None:
+        try:
+            with whole_file(path) as written:
+                written.write_text(f"{_sha256(text)}\n{text}", "utf-8")
+        except OSError:
+            pass
+    return text
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,6 @@ fixed hash seed, `python -m postgrad.data.gym`; the workers that score them have
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import inspect
 import json
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.files import cache_folder, version, whole_file
+from postgrad.core.files import computed_once, version
 from postgrad.core.process import inherited
 from postgrad.core.seeds import integer
 from postgrad.core.text import nearest, resolve
@@ -45,47 +44,15 @@ def read_gym(
     arguments = {**parameters, "size": size, "seed": integer(seed, "reasoning-gym")}
     request = json.dumps([task, parameters, arguments], sort_keys=True, default=repr)
     if request not in _cached_entries:
-        entries = _made_or_kept(request)
+        text = computed_once("problems", _made_by(request), lambda: json.dumps(_ask(request)))
         while len(_cached_entries) >= KEPT:
             del _cached_entries[next(iter(_cached_entries))]
-        _cached_entries[request] = entries
+        _cached_entries[request] = json.loads(text)
     for index, entry in enumerate(_cached_entries[request]):
         yield (
             f"{PREFIX}{task} problem {index}",
             {**entry, "task": task, "parameters": arguments, "index": index},
         )
-
-
-def _made_or_kept(request: str) -> list[RowValues]:
-    """The entries of a request: from the user's cache, where each command that reads the recipe
-    finds them, or made and put there.
-
-    A file is a SHA-256 and, behind it, a line of JSON that has it. Its name is a hash of all that
-    the entries depend on, so it is read with the bits that were written, or made again. A file that
-    cannot be read or written costs time alone.
-    """
-    folder = cache_folder("problems")
-    path = folder and folder / f"{_sha256(_made_by(request))}.json"
-    if path is not None:
-        try:
-            digest, _, kept = path.read_text("utf-8").partition("\n")
-            if digest == _sha256(kept):
-                return json.loads(kept)
-        except (OSError, UnicodeDecodeError):
-            pass
-    entries = _ask(request)
-    if path is not None:
-        text = json.dumps(entries)
-        try:
-            with whole_file(path) as written:
-                written.write_text(f"{_sha256(text)}\n{text}", "utf-8")
-        except OSError:
-            pass
-    return entries
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _made_by(request: str) -> str:

@@ -15,10 +15,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
+from pathlib import Path
 from typing import Any
 
+from postgrad._version import __version__
 from postgrad.core.errors import UsageError
+from postgrad.core.files import computed_once, version
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import (
     SOFT_CAPPED,
@@ -36,18 +38,30 @@ SHARED = re.compile(r"(?:^|\.)experts\.\w+$")  # of those that have one weight a
 EACH_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 REPEATED = ("jetmoe",)  # types that repeat keys for all query heads before they attend
 GATED = 3  # matrices of a feed-forward, which ModelShape.intermediate_size stands for
+_shapes: dict[str, ModelShape] = {}  # by config; a run asks for one several times
 
 
 def counted_shape(config: Mapping[str, Any], path: str) -> ModelShape:
-    """The shape of a config.json of any type that transformers has a causal language model for.
+    """The shape of a config.json of any type that transformers has a causal language model for:
+    counted once, and then read from the user's cache.
+
     path: of the model, for messages. Raises UsageError for models that cannot be trained here.
     """
-    counts = _count if "torch" in sys.modules else _from_child
-    return counts(json.dumps(config), path)
+    text = json.dumps(config)
+    if text not in _shapes:
+        count = _count if "torch" in sys.modules else _from_child
+        answer = computed_once("shapes", _made_by(text), lambda: json.dumps(count(text, path)))
+        _shapes[text] = _shape_in(json.loads(answer))
+    return _shapes[text]
 
 
-@cache  # lengths of rows with images ask for the shape before the plan does
-def _from_child(config: str, path: str) -> ModelShape:
+def _made_by(config: str) -> str:
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return json.dumps([config, __version__, libraries, code])
+
+
+def _from_child(config: str, path: str) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", __name__, path]
     try:
         done = subprocess.run(
@@ -66,7 +80,11 @@ def _from_child(config: str, path: str) -> ModelShape:
     if "shape" not in answer:
         last = (done.stderr.strip() or "no answer").splitlines()[-1]
         raise UsageError(f"the weights of {path} could not be counted: {last}")
-    shape: dict[str, Any] = answer["shape"]
+    return answer["shape"]
+
+
+def _shape_in(shape: dict[str, Any]) -> ModelShape:
+    """The shape that JSON has as an object."""
     weights: dict[str, Any] = shape["counted"]
     linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
     stacks = tuple((str(n), int(e), int(i), int(o)) for n, e, i, o in weights["stacks"])
@@ -78,15 +96,14 @@ def _from_child(config: str, path: str) -> ModelShape:
 
 
 def _tower_in(value: dict[str, Any] | None) -> TowerShape | None:
-    """The tower of a child's answer."""
+    """The tower that JSON has as an object."""
     if value is None:
         return None
     pairs = tuple((int(inputs), int(outputs)) for inputs, outputs in value["projections"])
     return TowerShape(**{**value, "projections": pairs})
 
 
-@cache
-def _count(config_json: str, path: str) -> ModelShape:
+def _count(config_json: str, path: str) -> dict[str, Any]:
     # these take seconds, and a plan of a known type needs none of them
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -107,7 +124,7 @@ def _count(config_json: str, path: str) -> ModelShape:
     shape = _shape_of(lm)
     assert shape.counted is not None
     counted = dataclasses.replace(shape.counted, kept=kept_by_layers(lm))
-    return dataclasses.replace(shape, counted=counted)
+    return dataclasses.asdict(dataclasses.replace(shape, counted=counted))
 
 
 def _number(stated: dict[str, Any]) -> Any:
@@ -367,7 +384,7 @@ def main() -> None:
     except UsageError as error:
         print(json.dumps({"problem": str(error)}))
         return
-    print(json.dumps({"shape": dataclasses.asdict(shape)}))
+    print(json.dumps({"shape": shape}))
 
 
 if __name__ == "__main__":
