@@ -5,13 +5,13 @@
 DATA is a folder with gsm8k.jsonl and hh-rlhf-harmless.jsonl.gz. Their rows are repeated, each with
 a number of its own, as conversations (SFT), questions (RL) and pairs, in JSON lines and in Parquet,
 for a fresh BPE tokenizer of 4 096 tokens. `--problems 10` makes rows long: ten problems in an
-answer (SFT), or in another column (RL). Each start is a process of its own: "first" fills an empty token
-cache, "cached" reads it. CPU seconds are of all its processes together; those of the main thread
-are Python that no second core shares. Memory is what the process holds beyond what it held before:
-at most while rows are read ("peak", child processes included), and afterwards ("held"). "anon" is
-the anonymous part of it in this process alone (RssAnon of proc(5), read fifty times a second): what
-the kernel cannot drop. The digest covers all tokens, masks, accounts and notes: two versions of the
-code that read the same rows have the same one.
+answer (SFT), or in another column (RL). Each start is a process of its own: "first" fills an empty
+token cache, "cached" reads it. CPU seconds are of all its processes together; those of the main
+thread are Python that no second core shares. Memory is what the process holds beyond what it held
+before: at most while rows are read ("peak", child processes included), and afterwards ("held").
+"anon" is the anonymous part of it in this process alone (RssAnon of proc(5), read fifty times a
+second): what the kernel cannot drop. The digest covers all tokens, masks, accounts and notes: two
+versions of the code that read the same rows have the same one.
 """
 
 import argparse
