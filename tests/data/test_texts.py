@@ -62,7 +62,7 @@ def test_weights_are_the_mask_where_a_text_has_none(rows: list[tuple[list[bool],
         MarkedTokens(
             np.arange(len(mask), dtype=np.int32),
             np.array(mask, np.bool_),
-            np.array(mask, np.float32) / 2 if weighted else None,
+            np.array(mask, np.float32) / np.float32(2) if weighted else None,
         )
         for mask, weighted in rows
     ]

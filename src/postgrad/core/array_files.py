@@ -193,19 +193,18 @@ def open_arrays(path: Path, digest: Digest = digest_of) -> dict[str, ArrayInFile
     try:
         opened: Any = safe_open(path, "np")  # its types are unknown
         with opened as header:
-            stated = (header.metadata() or {}).get(HASH_KEY)
+            metadata: dict[str, str] = header.metadata() or {}
             slices = [(name, header.get_slice(name)) for name in header.offset_keys()]
             kinds = [(np.dtype(DTYPES[part.get_dtype()]), part.get_shape()) for _, part in slices]
         arrays: dict[str, ArrayInFile] = {}
         end = file.size  # arrays are the end of the file, without gaps
         for (name, _), (dtype, shape) in zip(reversed(slices), reversed(kinds), strict=True):
-            empty = ArrayInFile(file, end, dtype, tuple(shape))
-            end -= empty.nbytes
+            end -= math.prod(shape) * dtype.itemsize
             arrays[name] = ArrayInFile(file, end, dtype, tuple(shape))
         now = digest(arrays)
     except (SafetensorError, KeyError) as error:
         raise ValueError(str(error)) from error
-    if now != stated:
+    if now != metadata.get(HASH_KEY):
         raise ValueError("its content has another hash than when it was written")
     return arrays
 
