@@ -17,8 +17,8 @@ from postgrad.data.overlap import HeldOut
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.settings import MixSettings, PairMixSettings
 
-FEW, MANY = 20, 120
-LONG = "long words " * 100  # characters of each text of a row: a token each
+FEW, MANY = 20, 80
+LONG = "long words " * 40  # characters of each text of a row: a token each
 HELD = 300  # bytes that a row may take: where it begins and ends in files, its order, its index
 
 

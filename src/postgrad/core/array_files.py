@@ -80,12 +80,12 @@ class OpenFile:
         return data
 
 
-class Pieces(Protocol):
+class ArrayInPieces(Protocol):
     """A one-dimensional array that is read in pieces."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """The type of the values."""
         ...
 
     @property
@@ -123,11 +123,11 @@ class ArrayInFile:
         return np.frombuffer(bytearray().join(self.pieces()), self.dtype).reshape(self.shape)
 
 
-Arrays = Mapping[str, NDArray[Any] | Pieces]
+Arrays = Mapping[str, NDArray[Any] | ArrayInPieces]
 Digest = Callable[[Arrays], str]
 
 
-def pieces_of(values: NDArray[Any] | Pieces) -> Iterator[Any]:
+def pieces_of(values: NDArray[Any] | ArrayInPieces) -> Iterator[Any]:
     """The bytes of an array, in order."""
     if not isinstance(values, np.ndarray):
         return values.pieces()
@@ -160,7 +160,7 @@ def write_arrays(path: Path, arrays: Arrays, digest: Digest = digest_of) -> None
                 file.write(piece)
 
 
-def bytes_of(values: "NDArray[Any] | Pieces") -> int:
+def bytes_of(values: "NDArray[Any] | ArrayInPieces") -> int:
     """Bytes of the values of an array."""
     return math.prod(values.shape) * values.dtype.itemsize
 
