@@ -4,12 +4,14 @@
 
 DATA is a folder with gsm8k.jsonl and hh-rlhf-harmless.jsonl.gz. Their rows are repeated, each with
 a number of its own, as conversations (SFT), questions (RL) and pairs, in JSON lines and in Parquet,
-for a fresh BPE tokenizer of 4 096 tokens. Each start is a process of its own: "first" fills an
-empty token cache, "cached" reads it. CPU seconds are of all its processes together; those of the
-main thread are Python that no second core shares. Memory is what the process holds beyond what it
-held before: at most while rows are read ("peak", child processes included), and afterwards
-("held"). The digest covers all tokens, masks, accounts and notes: two versions of the code that
-read the same rows have the same one.
+for a fresh BPE tokenizer of 4 096 tokens. `--problems 10` makes rows long: ten problems in an
+answer (SFT), or in another column (RL). Each start is a process of its own: "first" fills an empty
+token cache, "cached" reads it. CPU seconds are of all its processes together; those of the main
+thread are Python that no second core shares. Memory is what the process holds beyond what it held
+before: at most while rows are read ("peak", child processes included), and afterwards ("held").
+"anon" is the anonymous part of it in this process alone (RssAnon of proc(5), read fifty times a
+second): what the kernel cannot drop. The digest covers all tokens, masks, accounts and notes: two
+versions of the code that read the same rows have the same one.
 """
 
 import argparse
@@ -23,8 +25,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,15 +43,20 @@ FORMS = ("jsonl", "parquet")
 MAX_LEN = 1024
 
 
-def written(folder: Path, sources: Path, rows: int) -> None:
-    """The datasets of all kinds in both forms, and the tokenizer."""
+def written(folder: Path, sources: Path, options: argparse.Namespace) -> None:
+    """The datasets of all kinds and forms that are asked for, and the tokenizer."""
     with (sources / "gsm8k.jsonl").open(encoding="utf-8") as lines:
         problems = [json.loads(line) for line in lines]
     with gzip.open(sources / "hh-rlhf-harmless.jsonl.gz", "rt", encoding="utf-8") as lines:
         pairs = [json.loads(line) for line in lines]
-    _write(folder / "sft", map(_conversation, itertools.cycle(problems), range(rows)))
-    _write(folder / "rl", map(_question, itertools.cycle(problems), range(rows)))
-    _write(folder / "pairs", map(_pair, itertools.cycle(pairs), range(rows)))
+    numbers, more = range(options.rows), options.problems - 1
+    rows = {
+        "sft": (_conversation(problems, n, more) for n in numbers),
+        "rl": (_question(problems, n, more) for n in numbers),
+        "pairs": map(_pair, itertools.cycle(pairs), numbers),
+    }
+    for kind in options.kinds:
+        _write(folder / kind, rows[kind], options.forms)
     from postgrad.models.fresh import make_fresh
     from postgrad.models.settings import ModelInit, TokenizerInit
 
@@ -63,8 +71,16 @@ def written(folder: Path, sources: Path, rows: int) -> None:
     make_fresh(init, texts, 0, folder / "model")
 
 
-def _conversation(row: dict[str, str], number: int) -> dict[str, Any]:
-    question, answer = f"Problem {number}. {row['question']}", row["answer"]
+def _following(problems: list[dict[str, str]], number: int, more: int) -> list[str]:
+    """So many problems behind that of a row, with their answers."""
+    others = (problems[(number + n) % len(problems)] for n in range(1, more + 1))
+    return [f"{other['question']}\n{other['answer']}" for other in others]
+
+
+def _conversation(problems: list[dict[str, str]], number: int, more: int) -> dict[str, Any]:
+    row = problems[number % len(problems)]
+    question = f"Problem {number}. {row['question']}"
+    answer = "\n\n".join([row["answer"], *_following(problems, number, more)])
     messages = [("user", question), ("assistant", answer)]
     return {
         "id": f"problem-{number}",
@@ -73,9 +89,11 @@ def _conversation(row: dict[str, str], number: int) -> dict[str, Any]:
     }
 
 
-def _question(row: dict[str, str], number: int) -> dict[str, Any]:
+def _question(problems: list[dict[str, str]], number: int, more: int) -> dict[str, Any]:
+    row = problems[number % len(problems)]
     question = f"Problem {number}. {row['question']}"
-    return {"question": question, "answer": row["answer"], "level": number % 5}
+    others = {"alike": _following(problems, number, more)} if more else {}
+    return {"question": question, "answer": row["answer"], "level": number % 5, **others}
 
 
 def _pair(row: dict[str, str], number: int) -> dict[str, Any]:
@@ -83,19 +101,60 @@ def _pair(row: dict[str, str], number: int) -> dict[str, Any]:
     return {**marked, "source": "hh"}
 
 
-def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+def _write(path: Path, rows: Iterable[dict[str, Any]], forms: list[str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kept: list[dict[str, Any]] = []
+    table: Any = None
     with path.with_suffix(".jsonl").open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            kept.append(row)
-    pq.write_table(pa.Table.from_pylist(kept), path.with_suffix(".parquet"))  # pyright: ignore[reportUnknownMemberType]
+        rows = iter(rows)
+        while some := list(itertools.islice(rows, 20_000)):  # a row group of Parquet
+            for row in some:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            if "parquet" not in forms:
+                continue
+            group: Any = pa.Table.from_pylist(some)  # pyright: ignore[reportUnknownMemberType]
+            table = table or pq.ParquetWriter(path.with_suffix(".parquet"), group.schema)
+            table.write_table(group)
+    if table is not None:
+        table.close()
 
 
-def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
+class AnonymousMemory:
+    """Anonymous memory of this process in RAM, and the most of it since `begin` (Linux)."""
+
+    def __init__(self) -> None:
+        self.most = self._began = 0
+        self._status = Path("/proc/self/status")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def begin(self) -> None:
+        """Counts what comes from here on."""
+        self._began = self.bytes()
+        self._thread.start()
+
+    def end(self) -> dict[str, float]:
+        """What is held beyond what there was at `begin`, now and at most, in MiB."""
+        held = self.bytes()
+        self._over.set()
+        self._thread.join()
+        self.most = max(self.most, held)
+        numbers = {"anon_held_mib": held, "anon_peak_mib": self.most}
+        return {name: (number - self._began) / 2**20 for name, number in numbers.items()}
+
+    def bytes(self) -> int:
+        """RssAnon of now."""
+        lines = self._status.read_text("utf-8").splitlines()
+        (line,) = (line for line in lines if line.startswith("RssAnon:"))
+        return int(line.split()[1]) * 1024
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            self.most = max(self.most, self.bytes())
+
+
+def one_start(kind: str, path: str, model: str, max_len: int) -> dict[str, Any]:
     """Reads the rows as a job does before its first step, in this process."""
     from postgrad.data import mixture
     from postgrad.data.conversations import load_conversations
@@ -106,11 +165,12 @@ def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
     from postgrad.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    shared: dict[str, Any] = {"path": path, "max_len": MAX_LEN}
-    process = psutil.Process()
+    shared: dict[str, Any] = {"path": path, "max_len": max_len}
+    process, anonymous = psutil.Process(), AnonymousMemory()
     cpu, wall, held = cpu_seconds(), time.perf_counter(), process.memory_info().rss
     main_thread = time.thread_time()
     forget_peak()
+    anonymous.begin()
     draws: Any
     if kind == "sft":
         data = MixSettings(**shared, messages="messages")
@@ -127,9 +187,10 @@ def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
         "wall_seconds": time.perf_counter() - wall,
         "held_mib": (process.memory_info().rss - held) / 2**20,
         "peak_mib": (peak_bytes() - held) / 2**20,
+        **anonymous.end(),
         "rows": len(draws),
     }
-    return found | ({"digest": digest_of(draws)} if digest else {})
+    return found | {"digest": digest_of(draws)}
 
 
 def digest_of(draws: Any) -> str:
@@ -171,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="a folder with gsm8k.jsonl and hh-rlhf-harmless")
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--problems", type=int, default=1, help="of GSM8K in each row")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
@@ -181,18 +243,19 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         kind, path = options.one
-        print(json.dumps(one_start(kind, path, str(options.data / "model"), digest=True)))
+        max_len = MAX_LEN * options.problems
+        print(json.dumps(one_start(kind, path, str(options.data / "model"), max_len)))
         return
     with tempfile.TemporaryDirectory() as made:
         folder = options.keep or Path(made)
         if not (folder / "model").exists():
             folder.mkdir(exist_ok=True, parents=True)
-            written(folder, options.data, options.rows)
+            written(folder, options.data, options)
         results: dict[str, Any] = {}
         for kind, form in itertools.product(options.kinds, options.forms):
             path = folder / f"{kind}.{form}"
             command = [sys.executable, "-m", "benchmarks.large_data", str(folder)]
-            command += ["--one", kind, str(path)]
+            command += ["--one", kind, str(path), "--problems", str(options.problems)]
             first: list[dict[str, Any]] = []
             cached: list[dict[str, Any]] = []
             for _ in range(options.rounds):
@@ -206,7 +269,8 @@ def main() -> None:
                 "cached": medians(cached),
             }
             print(kind, form, json.dumps(results[f"{kind} {form}"]), file=sys.stderr)
-    used = ["--rows", options.rows, "--rounds", options.rounds, "--kinds", *options.kinds]
+    used = ["--rows", options.rows, "--problems", options.problems, "--rounds", options.rounds]
+    used += ["--kinds", *options.kinds]
     used += ["--forms", *options.forms]
     command = shlex.join(["python", "-m", "benchmarks.large_data", "DATA", *map(str, used)])
     result = {"command": command, "machine": machine(), "rows": options.rows, **results}

@@ -1,15 +1,24 @@
 """Files of arrays with a hash: the bits that were written, or an error."""
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from postgrad.core import array_files
-from postgrad.core.array_files import Arrays, digest_of, disk_error, read_arrays, write_arrays
+from postgrad.core.array_files import (
+    Arrays,
+    digest_of,
+    disk_error,
+    open_arrays,
+    pieces_of,
+    read_arrays,
+    write_arrays,
+)
 from postgrad.core.files import is_full
 
 ARRAYS = {
@@ -65,12 +74,16 @@ def test_a_file_without_a_hash_or_of_another_digest_is_a_value_error(path: Path)
     save_file(ARRAYS, path)
     with pytest.raises(ValueError, match="another hash"):
         read_arrays(path)
-    write_arrays(path, ARRAYS, lambda arrays: arrays["mask"].tobytes().hex())
+    write_arrays(path, ARRAYS, of_the_mask)
     with pytest.raises(ValueError, match="another hash"):
         read_arrays(path)
     with pytest.raises(ValueError, match="absent"):
         read_arrays(path, lambda arrays: str(arrays["absent"]))
-    assert len(read_arrays(path, lambda arrays: arrays["mask"].tobytes().hex())) == 3
+    assert len(read_arrays(path, of_the_mask)) == 3
+
+
+def of_the_mask(arrays: Arrays) -> str:
+    return b"".join(pieces_of(arrays["mask"])).hex()
 
 
 def test_no_file_is_told_from_a_damaged_one(path: Path) -> None:
@@ -78,17 +91,46 @@ def test_no_file_is_told_from_a_damaged_one(path: Path) -> None:
         read_arrays(path)
 
 
+def test_safetensors_reads_what_is_written_and_the_other_way_round(path: Path) -> None:
+    write_arrays(path, ARRAYS)
+    read = load_file(path)
+    assert {name: (a.dtype, a.tobytes()) for name, a in read.items()} == {
+        name: (a.dtype, a.tobytes()) for name, a in ARRAYS.items()
+    }
+    theirs = path.with_name("theirs.safetensors")
+    save_file(ARRAYS, theirs, {"sha256": digest_of(ARRAYS)})
+    assert theirs.read_bytes() == path.read_bytes()
+    assert read_arrays(theirs)["values"].tobytes() == ARRAYS["values"].tobytes()
+
+
+def test_an_array_is_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_files, "PIECE", 3)
+    write_arrays(path, ARRAYS)
+    lengths = open_arrays(path)["lengths"]
+    assert [len(piece) for piece in lengths.pieces()] == [3] * 8
+    assert lengths.array().tolist() == [2, 0, 1]
+    copied = path.with_name("copied.safetensors")
+    write_arrays(copied, open_arrays(path))
+    assert copied.read_bytes() == path.read_bytes()
+
+
 def test_a_disk_without_room_is_an_os_error_and_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    class Full:
+        dtype, shape = np.dtype(np.int32), (2,)
 
-    monkeypatch.setattr(array_files, "save_file", full)
+        def pieces(self) -> Iterator[bytes]:
+            yield b"1234"
+            raise OSError(errno.ENOSPC, "No space left on device")
+
     with pytest.raises(OSError, match="No space left") as caught:
-        write_arrays(path, ARRAYS)
+        write_arrays(path, {"values": Full()}, lambda _: "")
     assert is_full(caught.value)
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_error_of_safetensors_is_that_of_the_system() -> None:
     quota = disk_error(SafetensorError("I/O error: Disk quota exceeded (os error 122)"))
     assert is_full(quota)
     assert disk_error(SafetensorError("unexpected")).errno == errno.EIO

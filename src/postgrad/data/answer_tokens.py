@@ -12,20 +12,19 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.answers import PreferenceRow, margin_of, metadata_of, require_no_fractions
-from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.loss_masks import marked, unmarkable
 from postgrad.data.overlap import Selection
-from postgrad.data.packed import PackedJson, PackedRows
-from postgrad.data.rows import Row, dataset_name
+from postgrad.data.packed import PackedJson
+from postgrad.data.rows import PackedRows, Row, dataset_name
 from postgrad.data.settings import PairSettings, with_own_keys
 from postgrad.data.templates import (
     SEVERAL_TEXTS,
@@ -42,7 +41,7 @@ from postgrad.data.texts import (
     TRUNCATED,
     USED,
     MarkedTokens,
-    TokenStore,
+    TokenColumns,
     count_fates,
     fates_of_lengths,
     in_rows,
@@ -76,7 +75,7 @@ class Answers:
         self.margin = array("d")  # [R] how much better chosen is
         self.without_margin: dict[int, UsageError] = {}  # rows whose margin cannot be read
         self.metadata: PackedJson[dict[str, Any]] = PackedJson()  # [R] the other columns
-        self.tokens = TokenStore.of(np.zeros(0, np.int32), np.zeros(0, np.bool_))
+        self.columns = TokenColumns({}, np.zeros(0, np.int64))
         self.begin = self.end = np.zeros(0, np.int64)  # [S] places among the tokens
         # of conversations of several texts, the tokens at which each further one begins
         self.openings: dict[int, tuple[int, ...]] = {}
@@ -109,7 +108,8 @@ class Answers:
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_], tuple[PlacedImage, ...]]:
         """(token ids, loss mask, images) of a conversation, cut to data.max_len."""
         place = int(self.begin[conversation]), int(self.end[conversation])
-        return *self.tokens.part(*place), self.images.get(conversation, ())
+        ids, mask = (self.columns[name].part(*place) for name in ("token_ids", "loss_mask"))
+        return ids, mask, self.images.get(conversation, ())
 
     def texts(self, conversation: int) -> list[tuple[int, int]]:
         """Begin and end of each text of a conversation, among its tokens."""
@@ -150,11 +150,11 @@ def load_answers(
     refusal = partial(too_long, settings.max_len, "a conversation of ")
     bound = bound_of_conversations(settings, tokenizer, "all", refusal, images=reader is not None)
     answers = _selected(settings, read, selection, book, tokenizer, bound)
-    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
-    answers.begin, answers.end = columns["token_ids"].offsets[:-1], columns["token_ids"].offsets[1:]
-    answers.tokens = TokenStore.of(columns["token_ids"].values, columns["loss_mask"].values)
-    _use(answers, columns["starts"], used_texts)
-    fates = _cut(answers, columns["loss_mask"].values, settings, reader, shared)
+    answers.columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
+    offsets = answers.columns["token_ids"].offsets
+    answers.begin, answers.end = offsets[:-1], offsets[1:]
+    _use(answers, used_texts)
+    fates = _cut(answers, settings, reader, shared)
     if selection.dedup != "none":
         for row in np.flatnonzero(np.isin(fates, USED)).tolist():
             if selection.repeats(answers.compared(row)):
@@ -288,20 +288,18 @@ def _ended(text: MarkedTokens) -> MarkedTokens:
     return MarkedTokens(text.ids[:end], text.mask[:end])
 
 
-def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:
-    """Notes where the further texts of conversations begin, and leaves out what is not used.
-    starts: see in_rows. Raises UsageError that names the first row with several texts where these
-    cannot be used.
+def _use(answers: Answers, used_texts: UsedTexts) -> None:
+    """Notes where the further texts of conversations begin, and leaves out what is not used. Raises
+    UsageError that names the first row with several texts where these cannot be used.
     """
-    inner = np.flatnonzero(starts.values)
-    owner = np.searchsorted(starts.offsets, inner, side="right") - 1
-    further = inner > starts.offsets[owner]
-    owners, first = np.unique(owner[further], return_index=True)
+    owners, first = np.unique(answers.columns.owners(), return_index=True)
     if used_texts == "one" and len(owners):
         row = int(np.searchsorted(answers.bounds, owners[0], side="right")) - 1
         raise unmarkable(answers.rows[row], Unmarkable(LABELLED_TEXTS))
     answers.begin = answers.begin.copy()
-    for number, places in zip(owners.tolist(), np.split(inner[further], first[1:]), strict=False):
+    for number, places in zip(
+        owners.tolist(), np.split(answers.columns.further, first[1:]), strict=False
+    ):
         if used_texts == "last":
             answers.begin[number] = places[-1]
         else:
@@ -310,7 +308,6 @@ def _use(answers: Answers, starts: Ragged, used_texts: UsedTexts) -> None:
 
 def _cut(
     answers: Answers,
-    mask: NDArray[np.bool_],
     settings: PairSettings,
     reader: "ImageReader | None",
     shared: Callable[[], int],
@@ -339,6 +336,7 @@ def _cut(
     most = np.minimum(answers.end, answers.begin + settings.max_len)
     answers.end = np.where(shortened, most, answers.end)
     # nothing predicts a first token
+    mask = answers.columns["loss_mask"]
     silent = last_learned(mask, answers.begin, answers.end) <= answers.begin
     used = np.isin(fates, USED)
     fates[used & np.logical_or.reduceat(silent, start)] = NO_LOSS

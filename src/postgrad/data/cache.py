@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 
 from postgrad._version import __version__
-from postgrad.core.array_files import read_arrays, write_arrays
+from postgrad.core.array_files import Arrays, open_arrays, write_arrays
 from postgrad.core.files import cache_folder, version
-from postgrad.core.ragged import Ragged
 from postgrad.data.chat_format import Message
-from postgrad.data.packed import PackedJson
+from postgrad.data.packed import PackedJson, StoredBytes, StoredColumn
+from postgrad.data.texts import TokenColumns
 from postgrad.models import render_child, rendering
 
 SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
-TokenColumns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
 
 
 class TokenCache:
-    """Cached columns of one tokenizer. An entry is one safetensors file, replaced atomically."""
+    """Cached columns of one tokenizer. An entry is one safetensors file, replaced atomically. Runs
+    read it where it lies: one that is deleted or replaced meanwhile is still there for them.
+    """
 
     def __init__(self, tokenizer: Any, folder: Path | None = None) -> None:
         """folder: where entries lie; None: the user's."""
@@ -69,7 +70,8 @@ class TokenCache:
         columns = make()
         try:
             _write(path, columns)
-        except OSError as error:
+            return _read(path, len(messages) * rows_each)  # the file of the run is not needed now
+        except (OSError, ValueError) as error:
             notes.append(f"tokens are not kept for the next run: {error} (data.cache, {path})")
         return columns
 
@@ -82,7 +84,8 @@ class TokenCache:
     def _key(self, messages: PackedJson[list[Message]], call: Mapping[str, Any], how: str) -> str:
         digest = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())
         digest.update(b"\n")
-        digest.update(messages.buffer)  # a line of JSON for each, with its keys in their order
+        for piece in messages.stored.pieces():  # a line of JSON for each, its keys in their order
+            digest.update(piece)
         return digest.hexdigest()
 
     @cached_property
@@ -108,16 +111,26 @@ class TokenCache:
 
 
 def _write(path: Path, columns: TokenColumns) -> None:
-    tensors = {"lengths": columns["token_ids"].lengths}
-    tensors |= {name: column.values for name, column in columns.items()}
-    write_arrays(path, tensors)
+    """Writes an entry: the columns, what they share, and no more than a piece of them in memory."""
+    arrays: Arrays = {
+        **columns.by_name,
+        "lengths": columns["token_ids"].lengths,
+        "further": columns.further,
+    }
+    write_arrays(path, arrays)
 
 
 def _read(path: Path, rows: int) -> TokenColumns:
-    """Raises ValueError where the content is not what was written."""
-    tensors = read_arrays(path)
-    lengths = tensors.pop("lengths")
+    """The columns of an entry, which stay there. Raises ValueError where the content is not what
+    was written.
+    """
+    arrays = open_arrays(path)
+    lengths, further = arrays.pop("lengths").array(), arrays.pop("further").array()
     if len(lengths) != rows:
         raise ValueError(f"it has {len(lengths)} rows, not {rows}")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return {name: Ragged(values, offsets) for name, values in tensors.items()}
+    columns = {
+        name: StoredColumn(StoredBytes(array), array.dtype, offsets)
+        for name, array in arrays.items()
+    }
+    return TokenColumns(columns, further)

@@ -9,11 +9,12 @@ import numpy as np
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message
 from postgrad.data.images import with_image_texts
 from postgrad.data.loss_masks import marked, unmarkable
-from postgrad.data.packed import PackedJson, PackedRows
+from postgrad.data.packed import PackedJson
+from postgrad.data.rows import PackedRows
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
     Unencodable,
@@ -25,7 +26,7 @@ from postgrad.data.templates import (
     turn_ends,
     unencodable,
 )
-from postgrad.data.texts import MarkedTokens, in_rows
+from postgrad.data.texts import MarkedTokens, TokenColumns, in_rows
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch

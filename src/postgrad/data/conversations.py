@@ -12,7 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper
-from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import (
     LossTurns,
     Message,
@@ -27,8 +27,8 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in
 from postgrad.data.messages import ColumnNotes, answers_in, asked_in, conversation_of
 from postgrad.data.overlap import Selection
-from postgrad.data.packed import PackedJson, PackedRows
-from postgrad.data.rows import Row, dataset_name
+from postgrad.data.packed import PackedJson
+from postgrad.data.rows import PackedRows, Row, dataset_name
 from postgrad.data.settings import DataSettings, with_own_keys
 from postgrad.data.templates import KeysOfMessages, special_ids, template_call
 from postgrad.data.texts import (
@@ -38,7 +38,7 @@ from postgrad.data.texts import (
     TOO_LONG,
     TRUNCATED,
     USED,
-    TokenStore,
+    TokenColumns,
     count_fates,
     fates_of_lengths,
     last_learned,
@@ -96,10 +96,7 @@ def load_conversations(
     rows, messages, noted = _selected(settings, selection, book, tokenizer, bound)
     columns = conversation_columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     texts = _texts_of(columns, settings)
-    ids, mask = (columns[name].values for name in ("token_ids", "loss_mask"))
-    weights = columns["loss_weights"].values if "loss_weights" in columns else None
-    del columns
-    _cut(texts, ids, mask, rows, messages, settings, reader)
+    _cut(texts, columns, rows, messages, settings, reader)
     fates = _together(texts, len(rows))
     if selection.dedup != "none":
         for place in np.flatnonzero(np.isin(fates, USED)).tolist():
@@ -107,11 +104,7 @@ def load_conversations(
                 fates[place] = DUPLICATE
     count_fates(book, fates, rows)
     kept = np.isin(texts.fate, USED) & np.isin(fates, USED)[texts.row]
-    ending = list(special_ids(tokenizer))
-    uncut = kept & (texts.fate == KEPT)
-    endless = int((~np.isin(ids[texts.last[uncut]], ending)).sum())
-    marked = not settings.text and settings.loss_turns != "everything"
-    if endless and marked:  # answers without an end that could be learned
+    if endless := _endless(texts, kept, columns, tokenizer, settings):
         book.notes.append(_ENDLESS.format(endless))
     several = np.bincount(texts.row, minlength=len(rows)) > 1
     unrolled = np.bincount(texts.row[kept], minlength=len(rows))[several & np.isin(fates, USED)]
@@ -119,8 +112,7 @@ def load_conversations(
         book.notes.append(_note(unrolled, settings))
     book.notes += noted
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
-    tokens = TokenStore.of(ids, mask)
-    entries = _Conversations(tokens, weights, texts, np.flatnonzero(kept), rows, settings)
+    entries = _Conversations(columns, texts, np.flatnonzero(kept), rows, settings)
     return ConversationSet(entries, account, settings.shuffle)
 
 
@@ -129,15 +121,15 @@ class _Conversations(Records[Conversation]):
 
     def __init__(
         self,
-        tokens: TokenStore,
-        weights: NDArray[np.float32] | None,
+        columns: TokenColumns,
         texts: "_Texts",
         kept: NDArray[np.int64],
         rows: PackedRows,
         settings: DataSettings,
     ) -> None:
-        """weights: [N] of the tokens; None: 1 each. kept: which of the texts are used."""
-        self._tokens, self._weights = tokens, weights
+        """kept: which of the texts are used."""
+        self._ids, self._mask = columns["token_ids"], columns["loss_mask"]
+        self._weights = columns.by_name.get("loss_weights")  # None: 1 each
         self._begin, self._end = texts.begin[kept], texts.end[kept]
         self._row, self._number = rows.index[texts.row[kept]], texts.number[kept].astype(np.int32)
         self._images = {
@@ -153,12 +145,27 @@ class _Conversations(Records[Conversation]):
     def record(self, place: int) -> Conversation:
         """The training row at `place`."""
         begin, end = int(self._begin[place]), int(self._end[place])
-        ids, mask = self._tokens.part(begin, end)
+        ids, mask = self._ids.part(begin, end), self._mask.part(begin, end)
         if self._split:
             mask[:1] = False
         images, number = self._images.get(place, ()), int(self._number[place])
-        weights = None if self._weights is None else self._weights[begin:end]
+        weights = None if self._weights is None else self._weights.part(begin, end)
         return Conversation(place, int(self._row[place]), ids, mask, images, number, weights)
+
+
+def _endless(
+    texts: "_Texts",
+    kept: NDArray[np.bool_],
+    columns: TokenColumns,
+    tokenizer: Any,
+    settings: DataSettings,
+) -> int:
+    """How many texts have answers without an end that could be learned. kept: which are used."""
+    if settings.text or settings.loss_turns == "everything":
+        return 0
+    ending, ids = special_ids(tokenizer), columns["token_ids"]
+    last = texts.last[kept & (texts.fate == KEPT)].tolist()
+    return sum(int(ids.part(place, place + 1)[0]) not in ending for place in last)
 
 
 def _note(unrolled: NDArray[np.int64], settings: DataSettings) -> str:
@@ -192,11 +199,8 @@ def _texts_of(columns: TokenColumns, settings: DataSettings) -> _Texts:
     data.max_len tokens: a piece begins with the last token of the one before, without loss. So each
     token is learned once, and each has at least one token before it.
     """
-    offsets, starts = columns["token_ids"].offsets, columns["starts"].values
+    offsets = columns["token_ids"].offsets
     row, begin = np.arange(len(offsets) - 1), offsets[:-1]
-    inner = np.flatnonzero(starts)
-    owner = np.searchsorted(offsets, inner, side="right") - 1
-    further = inner > offsets[owner]
     if settings.on_too_long == "split":
         step = settings.max_len - 1
         pieces = -(-np.maximum(1, np.diff(offsets) - 1) // step)
@@ -205,7 +209,7 @@ def _texts_of(columns: TokenColumns, settings: DataSettings) -> _Texts:
         begin = begin[row] + step * (np.arange(len(row)) - first[row])
         end = np.minimum(begin + settings.max_len, offsets[1:][row])
     else:
-        row, begin = np.append(row, owner[further]), np.append(begin, inner[further])
+        row, begin = np.append(row, columns.owners()), np.append(begin, columns.further)
         order = np.lexsort((begin, row))
         row, begin = row[order], begin[order]
         end = np.append(begin[1:], offsets[-1:])[: len(begin)]
@@ -216,8 +220,7 @@ def _texts_of(columns: TokenColumns, settings: DataSettings) -> _Texts:
 
 def _cut(
     texts: _Texts,
-    ids: NDArray[np.int32],
-    mask: NDArray[np.bool_],
+    columns: TokenColumns,
     rows: PackedRows,
     messages: PackedJson[list[Message]],
     settings: DataSettings,
@@ -235,7 +238,7 @@ def _cut(
         place, limit = int(texts.row[text]), settings.max_len
         if text == refused:
             break
-        tokens = ids[texts.begin[text] : texts.end[text]]
+        tokens = columns["token_ids"].part(int(texts.begin[text]), int(texts.end[text]))
         images = placed_in(rows[place], tokens, images_in(messages[place]), reader)
         if fate[text] == TRUNCATED:
             images = tuple(image for image in images if image.at[0] < limit)
@@ -247,7 +250,7 @@ def _cut(
         row = rows[int(texts.row[refused])]
         raise too_long(settings.max_len, "", row, int(lengths[refused]))
     texts.end = np.where(fate == TRUNCATED, texts.begin + settings.max_len, texts.end)
-    texts.last = last_learned(mask, texts.begin, texts.end)
+    texts.last = last_learned(columns["loss_mask"], texts.begin, texts.end)
     silent = texts.last <= texts.begin  # nothing predicts a first token
     texts.fate = np.where((fate != TOO_LONG) & silent, NO_LOSS, fate).astype(np.int8)
 

@@ -1,16 +1,16 @@
 """Hints of rows (data.hint): what graders read behind a prompt, and the policy does not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import Hinted
 from postgrad.data.chat_format import Message
 from postgrad.data.messages import filled_in
+from postgrad.data.packed import StoredColumn
 from postgrad.data.rows import Row
 from postgrad.data.settings import GROUP_ANSWER, DataSettings, template_parts
 
@@ -52,12 +52,12 @@ def halves(row: Row, text: str) -> list[str]:
 class Hints:
     """The tokens that graders read of the rows of a dataset."""
 
-    tokens: Ragged
+    tokens: StoredColumn
     # [rows] where among them a right answer of the group comes in; None: hints name none
     answer_at: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, settings: DataSettings, read: Callable[..., Ragged]) -> "Hints | None":
+    def of(cls, settings: DataSettings, read: Callable[..., StoredColumn]) -> "Hints | None":
         """None where the dataset has no hints. read: gives the tokens of each row's text, or, with
         halved = True, of both `halves` of each.
         """
@@ -66,7 +66,7 @@ class Hints:
         if not settings.shows_group:
             return cls(read(), None)
         both = read(halved=True)
-        return cls(Ragged(both.values, both.offsets[::2]), both.lengths[::2])
+        return cls(replace(both, offsets=both.offsets[::2]), both.lengths[::2])
 
     def row(self, row: int, limit: int) -> Hinted:
         """The last `limit` tokens of a row. One that is cut has no room for an answer."""

@@ -1,6 +1,8 @@
 """Mixtures: several datasets as one, with a stated number of draws from each in every epoch."""
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -12,7 +14,7 @@ from postgrad.data.account import RowAccount
 from postgrad.data.answers import preference_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message, texts_of
-from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
+from postgrad.data.draws import Drawn, DrawnSet, Draws, Order, Records
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import answer_of, conversation_of, prompt_of
 from postgrad.data.overlap import HeldOut, Selection
@@ -68,10 +70,28 @@ class Mixture(Generic[Drawn]):
         drawn = self._sets[number].draw(set_ticket, integer(seed, "mixture", number))
         return dataclasses.replace(drawn, ticket=ticket)
 
-    def all(self) -> list[Drawn]:
-        """Every record of every set once, with its position as its ticket."""
-        rows = [row for dataset in self._sets for row in dataset.all()]
-        return [dataclasses.replace(row, ticket=place) for place, row in enumerate(rows)]
+    def all(self) -> Sequence[Drawn]:
+        """Every record of every set once, with its position as its ticket: made when it is asked
+        for.
+        """
+        return _RecordsOfSets([dataset.all() for dataset in self._sets])
+
+
+class _RecordsOfSets(Records[Drawn]):
+    """The records of several sets, one set behind the other."""
+
+    def __init__(self, sets: Sequence[Sequence[Drawn]]) -> None:
+        self._sets = sets
+        self._starts = [0, *itertools.accumulate(map(len, sets))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def record(self, place: int) -> Drawn:
+        """The record at `place`."""
+        number = bisect.bisect(self._starts, place) - 1
+        row = self._sets[number][place - self._starts[number]]
+        return dataclasses.replace(row, ticket=place)
 
 
 def training_prompts(

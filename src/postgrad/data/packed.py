@@ -1,29 +1,156 @@
-"""Rows of a dataset while it is loaded, a few bytes beyond their text each.
+"""Rows of a dataset while it is loaded and drawn from, a few bytes of memory for each.
 
-A row as Python objects takes several times the memory of its text. So what is needed of a row once
-it has been read lies as JSON in one buffer: its messages until they are tokens, and what verifiers
-get of it.
+Datasets are larger than memory, and a row as Python objects takes several times the bytes of its
+text. So what is needed of rows once they have been read lies in files, from the first megabytes on:
+as JSON their messages until they are tokens, and what verifiers get of them; as numbers their
+tokens. In memory is where each row begins.
 """
 
 import json
+import os
+import tempfile
 from array import array
-from collections.abc import Sequence
-from typing import Generic, TypeVar, overload
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from postgrad.data.rows import Row
+from postgrad.core.array_files import PIECE, ArrayInFile, OpenFile
+from postgrad.core.errors import DiskFull, RunError
+from postgrad.core.files import cache_folder, is_full
 
 JsonValue = TypeVar("JsonValue")
+IN_MEMORY = 2**22  # bytes at the end of StoredBytes; what was added before them lies in a file
+
+
+class StoredBytes:
+    """Bytes that are added one behind the other, and read at any place. The last IN_MEMORY at most
+    are in memory, the others in a file without a name: it is gone with this object, or with the
+    process. Raises RunError, or DiskFull, where the disk does not take or give them.
+    """
+
+    def __init__(self, stored: ArrayInFile | None = None) -> None:
+        """stored: where the first bytes are already; nothing can be added then."""
+        self._file = None if stored is None else stored.file
+        self._begin = 0 if stored is None else stored.begin  # of the first byte, in the file
+        self._in_file = 0 if stored is None else stored.nbytes
+        self._tail = bytearray()
+
+    def __len__(self) -> int:
+        return self._in_file + len(self._tail)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Adds bytes behind the others."""
+        self._tail += data
+        if len(self._tail) >= IN_MEMORY:
+            self._move()
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to `end`."""
+        first = self._in_file
+        if begin >= first:
+            return bytes(self._tail[begin - first : end - first])
+        assert self._file is not None
+        stop = min(end, first)
+        try:
+            data = self._file.read(self._begin + begin, stop - begin)
+        except OSError as error:
+            raise RunError(
+                f"data that the run has read cannot be read again: {error}; start the run again, "
+                "which makes the file anew"
+            ) from error
+        return data if stop == end else data + self._tail[: end - first]
+
+    def pieces(self) -> Iterator[bytes]:
+        """All bytes, in order."""
+        for begin in range(0, len(self), PIECE):
+            yield self.read(begin, min(begin + PIECE, len(self)))
+
+    def _move(self) -> None:
+        """Writes what is in memory to the file."""
+        try:
+            if self._file is None:
+                self._file = _nameless_file()
+            self._file.append(self._tail)
+        except OSError as error:
+            problem = f"the rows of the data cannot be written to the run's file of them: {error};"
+            if is_full(error):
+                raise DiskFull(
+                    f"{problem} free space there, or name a folder of another disk with "
+                    "POSTGRAD_CACHE"
+                ) from error
+            raise RunError(f"{problem} name another folder with POSTGRAD_CACHE") from error
+        self._in_file += len(self._tail)
+        self._tail = bytearray()
+
+
+def _nameless_file() -> OpenFile:
+    """In the user's cache folder: its disk has to take the token cache too. Where nothing can be
+    written there, in the system's folder for temporary files, which often is a part of memory.
+    """
+    folder = cache_folder("rows")
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return _nameless_in(folder)
+    return _nameless_in(Path(tempfile.gettempdir()))
+
+
+def _nameless_in(folder: Path) -> OpenFile:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        return OpenFile(os.dup(file.fileno()), str(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A ragged column of N values over S sequences, as Ragged is one, in StoredBytes. What is read
+    of it is an array of its own.
+    """
+
+    stored: StoredBytes
+    dtype: np.dtype[Any]
+    offsets: NDArray[np.int64]  # [S + 1], rising from 0 to N
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return map(self.row, range(len(self)))
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The number of values."""
+        return (len(self.stored) // self.dtype.itemsize,)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[S] number of values of each sequence."""
+        return np.diff(self.offsets)
+
+    def row(self, i: int) -> NDArray[Any]:
+        """The values of sequence i."""
+        return self.part(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    def part(self, begin: int, end: int) -> NDArray[Any]:
+        """The values from place `begin` to `end`, whatever sequences they are of."""
+        size = self.dtype.itemsize
+        return np.frombuffer(bytearray(self.stored.read(begin * size, end * size)), self.dtype)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of all values, in order."""
+        return self.stored.pieces()
 
 
 class PackedTexts:
-    """Texts in one buffer of UTF-8, a line for each."""
+    """Texts in UTF-8, a line for each."""
 
     def __init__(self) -> None:
-        self.buffer = bytearray()
+        self.stored = StoredBytes()
         self._ends = array("q")
 
     def __len__(self) -> int:
@@ -31,14 +158,13 @@ class PackedTexts:
 
     def add(self, text: bytes) -> None:
         """Adds a text without line breaks."""
-        self.buffer += text
-        self.buffer += b"\n"
-        self._ends.append(len(self.buffer))
+        self.stored.add(text + b"\n")
+        self._ends.append(len(self.stored))
 
     def text(self, place: int) -> bytes:
         """The text at `place`, from 0 on."""
         begin = self._ends[place - 1] if place else 0
-        return bytes(self.buffer[begin : self._ends[place] - 1])
+        return self.stored.read(begin, self._ends[place] - 1)
 
 
 class PackedJson(PackedTexts, Sequence[JsonValue], Generic[JsonValue]):
@@ -74,45 +200,3 @@ class PackedJson(PackedTexts, Sequence[JsonValue], Generic[JsonValue]):
         if place in self._by_json:
             return json.loads(text.decode("utf-8", "surrogatepass"))
         return orjson.loads(text)
-
-    def take(self, places: NDArray[np.int64]) -> "PackedJson[JsonValue]":
-        """The values at `places`, which rise; itself where they are all."""
-        if len(places) == len(self):
-            return self
-        taken: PackedJson[JsonValue] = PackedJson()
-        for place in places.tolist():
-            if place in self._by_json:
-                taken._by_json.add(len(taken))
-            taken.add(self.text(place))
-        return taken
-
-
-class PackedRows(Sequence[Row]):
-    """Where rows are: without their values and folders."""
-
-    def __init__(self) -> None:
-        self._index = array("q")
-        self._places = PackedTexts()
-
-    def append(self, row: Row) -> None:
-        """Adds a row behind the others."""
-        self._index.append(row.index)
-        self._places.add(row.place.encode("utf-8", "surrogateescape"))
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        where = self._places.text(place).decode("utf-8", "surrogateescape")
-        return Row(self._index[place], {}, where)
-
-    @property
-    def index(self) -> NDArray[np.int64]:
-        """[R] the index of each row in its dataset."""
-        return np.array(self._index, np.int64)

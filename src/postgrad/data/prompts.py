@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Prompt
 from postgrad.data.account import Bookkeeper
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
@@ -30,8 +29,8 @@ from postgrad.data.messages import (
     read_as,
 )
 from postgrad.data.overlap import Selection
-from postgrad.data.packed import PackedJson, PackedRows
-from postgrad.data.rows import Row, dataset_name
+from postgrad.data.packed import PackedJson, StoredColumn
+from postgrad.data.rows import PackedRows, Row, dataset_name
 from postgrad.data.settings import DataSettings, template_parts, with_own_keys
 from postgrad.data.templates import (
     KeysOfMessages,
@@ -49,6 +48,7 @@ from postgrad.data.texts import (
     UNREADABLE,
     USED,
     GrowingColumn,
+    TokenColumns,
     count_fates,
 )
 from postgrad.data.token_bounds import bound_of_prompts
@@ -164,7 +164,7 @@ class _Prompts(Records[Prompt]):
         images: Mapping[int, tuple[PlacedImage, ...]],
         hints: Hints | None,
         selected: _Selected,
-        tokens: Ragged,
+        tokens: StoredColumn,
         used: NDArray[np.int64],
     ) -> None:
         """images: of selected rows that have some; used: which of the selected rows are."""
@@ -172,7 +172,7 @@ class _Prompts(Records[Prompt]):
         self._tokens, self._hints, self._used = tokens, hints, used
         self._most = max_prompt_tokens
         self._row = selected.rows.index[used]
-        self._messages, self._asked = selected.messages.take(used), selected.asked.take(used)
+        self._messages, self._asked = selected.messages, selected.asked
         shown = enumerate(used.tolist() if images else ())
         self._images = {n: images[place] for n, place in shown if place in images}
 
@@ -181,8 +181,9 @@ class _Prompts(Records[Prompt]):
 
     def record(self, place: int) -> Prompt:
         """The prompt at `place`."""
-        row, messages = int(self._used[place]), self._messages[place]
-        question, answer, metadata = self._asked[place]
+        row = int(self._used[place])
+        messages = self._messages[row]
+        question, answer, metadata = self._asked[row]
         return Prompt(
             place,
             self._tokens.row(row)[-self._most :],
@@ -240,7 +241,7 @@ def _tokens(
     messages: PackedJson[list[Message]],
     *,
     halved: bool = False,
-) -> Ragged:
+) -> StoredColumn:
     """Token ids of each prompt, int32. messages: of each of the selected rows. halved: two rows for
     each prompt, of what is before the place of a right answer and behind it.
     """
@@ -271,7 +272,7 @@ def _tokens(
         except Unencodable as error:
             row = error.place // 2 if halved else error.place
             raise unencodable(selected.rows[row], error) from error
-        return {"token_ids": ids.column()}
+        return TokenColumns({"token_ids": ids.column()}, np.zeros(0, np.int64))
 
     if cache is None:
         return make()["token_ids"]
@@ -294,7 +295,7 @@ def _with_images(
 
 
 def _images(
-    selected: _Selected, place: int, tokens: Ragged, reader: "ImageReader", most: int
+    selected: _Selected, place: int, tokens: StoredColumn, reader: "ImageReader", most: int
 ) -> tuple[PlacedImage, ...] | None:
     """The images of a prompt that keeps its last `most` tokens; None where half of one would be
     left.

@@ -2,16 +2,22 @@
 
 import itertools
 import re
+from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.hub import read_hub
+from postgrad.data.packed import PackedJson, PackedTexts
 from postgrad.data.settings import RowSettings, iterated_with_own_keys
 
 GENERATING = ("task", "size", "seed")  # keys of datasets whose rows are generated
@@ -28,10 +34,41 @@ class Row:
     folder: Path | None = None  # of the file that it is in, for the names of files in it
 
 
+class PackedRows(Sequence[Row]):
+    """Where rows are: without their values and folders."""
+
+    def __init__(self) -> None:
+        self._index = array("q")
+        self._places = PackedTexts()
+
+    def append(self, row: Row) -> None:
+        """Adds a row behind the others."""
+        self._index.append(row.index)
+        self._places.add(row.place.encode("utf-8", "surrogateescape"))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        where = self._places.text(place).decode("utf-8", "surrogateescape")
+        return Row(self._index[place], {}, where)
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """[R] the index of each row in its dataset."""
+        return np.array(self._index, np.int64)
+
+
 @iterated_with_own_keys
 def read_rows(settings: RowSettings) -> Iterator[Row]:
     """The rows that `settings` names, in the dataset's order, after the split's slice and limit:
-    one at a time, but where a slice counts from the end or in percent.
+    one at a time, but where a slice counts from the end or in percent (`_sliced`).
 
     A single file or a reasoning-gym task ignores `name` and the split's name, but not its slice.
     Raises UsageError for what is missing, broken or empty, when it is come to.
@@ -127,14 +164,17 @@ def parse_split(split: str) -> tuple[str, str | None, str | None]:
 
 def _sliced(rows: Iterator[Row], start: str | None, stop: str | None) -> Iterator[Row]:
     """The rows of a slice. Held at once are as many as it leaves out at the end; where it begins by
-    counting from there, or in percent, all of them.
+    counting from there, or in percent, all of them, in a file.
     """
     if "-" in (start or "") or "%" in f"{start}{stop}":
-        every = list(rows)
-        left = deque(every[_bound(start, len(every)) : _bound(stop, len(every))])
-        del every
-        while left:
-            yield left.popleft()
+        every: PackedJson[list[Any]] = PackedJson()
+        for row in rows:
+            folder = None if row.folder is None else str(row.folder)
+            every.append([row.index, row.values, row.place, folder])
+        n = len(every)
+        for place in range(*slice(_bound(start, n), _bound(stop, n)).indices(n)):
+            index, values, where, folder = every[place]
+            yield Row(index, values, where, None if folder is None else Path(folder))
         return
     begin, end = int(start or 0), int(stop or 0)
     waiting: deque[Row] = deque()

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
@@ -37,7 +36,7 @@ from postgrad.data.templates import (
     template_call,
     turn_ends,
 )
-from postgrad.data.texts import too_long
+from postgrad.data.texts import GrowingColumn, TokenColumns, too_long
 from postgrad.data.token_bounds import TokenBound, bound_of_conversations
 
 if TYPE_CHECKING:
@@ -225,19 +224,18 @@ def _tokenised(
             return_offsets_mapping=True,
         )["offset_mapping"]
     ]
-    rows: list[tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]] = []
+    columns = {"token_ids": GrowingColumn(np.int32)}
+    columns |= {name: GrowingColumn(np.bool_) for name in ("answer", "ends")}
     for (row, path), text, (ids, mask, _), spans in zip(paths, texts, tokens, offsets, strict=True):
         length = int(np.flatnonzero(mask)[-1]) + 1  # what the template writes behind it is dropped
         try:
             ends = _ends(path, text, spans[:length], settings.separator)
         except Unmarkable as error:
             raise unmarkable(row.row, error) from error
-        rows.append((ids[:length], mask[:length], ends))
-    return {
-        "token_ids": Ragged.of([ids for ids, _, _ in rows], np.int32),
-        "answer": Ragged.of([mask for _, mask, _ in rows], np.bool_),
-        "ends": Ragged.of([ends for _, _, ends in rows], np.bool_),
-    }
+        for name, values in (("token_ids", ids), ("answer", mask), ("ends", ends)):
+            columns[name].append(values[:length])
+    by_name = {name: column.column() for name, column in columns.items()}
+    return TokenColumns(by_name, np.zeros(0, np.int64))
 
 
 def _ends(

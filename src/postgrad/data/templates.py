@@ -27,7 +27,8 @@ from postgrad.data.texts import MarkedTokens
 from postgrad.models.named_templates import template_text
 from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, rendered
 
-CHUNK = 256  # texts that are tokenised in one call
+CHUNK = 256  # texts that are tokenised in one call, fewer where they are long
+CHARACTERS = 2**20  # of the texts of a chunk, a single one may have more
 PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
 SEVERAL_TEXTS = (
     "the chat template writes an answer differently when more messages follow, so that the answers "
@@ -347,7 +348,7 @@ def encoded_ahead(
     next: the tokenizer's library computes outside of Python, on every core. What `items` raises is
     raised behind the chunks of the items before it. Raises Unencodable with the number of the item.
     """
-    chunks = _chunks(items)
+    chunks = _chunks(items, text_of)
     number = 0  # of the chunk's first item
     waiting: deque[tuple[list[Encodable], Future[Any]]] = deque()
 
@@ -376,15 +377,19 @@ def encoded_ahead(
             yield finished()
 
 
-def _chunks(items: Iterable[Encodable]) -> Iterator[list[Encodable]]:
-    """Lists of CHUNK items; an error of `items` comes behind the items before it."""
+def _chunks(
+    items: Iterable[Encodable], text_of: Callable[[Encodable], str]
+) -> Iterator[list[Encodable]]:
+    """Lists of at most CHUNK items; an error of `items` comes behind the items before it."""
     chunk: list[Encodable] = []
+    characters = 0
     try:
         for item in items:
             chunk.append(item)
-            if len(chunk) == CHUNK:
+            characters += len(text_of(item))
+            if len(chunk) == CHUNK or characters >= CHARACTERS:
                 yield chunk
-                chunk = []
+                chunk, characters = [], 0
     except PostgradError:
         if chunk:
             yield chunk

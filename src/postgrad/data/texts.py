@@ -1,25 +1,24 @@
-"""The tokens of all rows of a dataset in a few large arrays, and texts as places within them."""
+"""The tokens of all rows of a dataset in a few long columns, and texts as places within them."""
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
-from postgrad.data.packed import PackedRows
-from postgrad.data.rows import Row
+from postgrad.data.packed import StoredBytes, StoredColumn
+from postgrad.data.rows import PackedRows, Row
 
 FATES: tuple[Fate, ...] = (
     *("kept", "truncated", "too_long", "no_loss", "equal", "duplicate", "unreadable"),
 )
 KEPT, TRUNCATED, TOO_LONG, NO_LOSS, EQUAL, DUPLICATE, UNREADABLE = range(len(FATES))
 USED = (KEPT, TRUNCATED)
-BLOCK = 2**14  # texts that are looked at together
+TOGETHER = 2**20  # tokens that are looked at at once
 
 
 class MarkedTokens(NamedTuple):
@@ -34,86 +33,93 @@ class GrowingColumn:
     """A ragged column that gets one sequence after another."""
 
     def __init__(self, dtype: Any) -> None:
-        self._dtype = np.dtype(dtype)
-        self._values = bytearray()
+        self.dtype = np.dtype(dtype)
+        self.stored = StoredBytes()
         self._lengths = array("q")
 
     def append(self, values: NDArray[Any]) -> None:
         """Adds a sequence, [T] of the column's type."""
-        self._values += np.ascontiguousarray(values, self._dtype).data
+        self.stored.add(np.ascontiguousarray(values, self.dtype).data)
         self._lengths.append(len(values))
 
-    def column(self) -> Ragged:
+    def column(self) -> StoredColumn:
         """All sequences; nothing can be added afterwards."""
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths, dtype=np.int64)])
-        return Ragged(np.frombuffer(self._values, self._dtype), offsets)
+        return StoredColumn(self.stored, self.dtype, _edges(self._lengths))
 
 
-def columns_of(texts: Iterable[MarkedTokens]) -> dict[str, Ragged]:
+def _edges(lengths: "array[int] | NDArray[np.int64]") -> NDArray[np.int64]:
+    """[S + 1] where sequences of these lengths begin and end."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """The tokens of [S] rows: of each the tokens of its texts, one behind the other."""
+
+    # token_ids: int32; loss_mask: bool, and others, as the kind of rows has them; over the same
+    # sequences
+    by_name: Mapping[str, StoredColumn]
+    further: NDArray[np.int64]  # the places of tokens at which a further text of a row begins
+
+    def __getitem__(self, name: str) -> StoredColumn:
+        return self.by_name[name]
+
+    def owners(self) -> NDArray[np.int64]:
+        """The row of each of `further`."""
+        offsets = self["token_ids"].offsets
+        return np.searchsorted(offsets, self.further, side="right") - 1
+
+
+def columns_of(texts: Iterable[MarkedTokens]) -> dict[str, StoredColumn]:
     """Columns token_ids and loss_mask, and loss_weights where a text has weights."""
     ids, mask = GrowingColumn(np.int32), GrowingColumn(np.bool_)
-    weighted: dict[int, NDArray[np.float32]] = {}  # by number of the text
-    for number, text in enumerate(texts):
+    weights: StoredBytes | None = None
+    for text in texts:
+        if text.weights is not None and weights is None:
+            weights = StoredBytes()
+            for piece in mask.stored.pieces():  # of the texts before it
+                weights.add(np.frombuffer(piece, np.bool_).astype(np.float32).data)
         ids.append(text.ids)
         mask.append(text.mask)
-        if text.weights is not None:
-            weighted[number] = text.weights
+        if weights is not None:
+            of_text = text.mask if text.weights is None else text.weights
+            weights.add(np.ascontiguousarray(of_text, np.float32).data)
     columns = {"token_ids": ids.column(), "loss_mask": mask.column()}
-    if weighted:
-        weights = columns["loss_mask"].like(columns["loss_mask"].values.astype(np.float32))
-        for number, of_text in weighted.items():
-            weights.row(number)[:] = of_text
-        columns["loss_weights"] = weights
+    if weights is not None:
+        offsets = columns["loss_mask"].offsets
+        columns["loss_weights"] = StoredColumn(weights, np.dtype(np.float32), offsets)
     return columns
 
 
 def in_rows(
     texts: Iterable[MarkedTokens], counts: "array[int] | NDArray[np.int64]"
-) -> dict[str, Ragged]:
-    """The columns of texts joined into those of rows, and starts, True where a text begins. counts:
-    how many texts each row has, once all are there.
+) -> TokenColumns:
+    """The columns of texts joined into those of rows. counts: how many texts each row has, once all
+    are there.
     """
     columns = columns_of(texts)
-    ids = columns["token_ids"]
-    starts = np.zeros(len(ids.values), np.bool_)
-    starts[ids.offsets[:-1][ids.lengths > 0]] = True
-    edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
-    columns["starts"] = ids.like(starts)
-    return {name: Ragged(column.values, edges) for name, column in columns.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStore:
-    """Tokens of many texts and which of them bear loss, a bit for each."""
-
-    ids: NDArray[np.int32]  # [N]
-    bits: NDArray[np.uint8]  # [ceil(N / 8)] the mask, as np.packbits has it
-
-    @classmethod
-    def of(cls, ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> "TokenStore":
-        """Of N tokens and their mask [N]."""
-        return cls(ids, np.packbits(mask))
-
-    def part(self, begin: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """(ids, loss mask) of the tokens from `begin` to `end`: a view, and an array of its own."""
-        first = begin // 8
-        bits = np.unpackbits(self.bits[first : -(-end // 8)])
-        mask = bits[begin - 8 * first : end - 8 * first].view(np.bool_)
-        return self.ids[begin:end], mask
+    offsets = columns["token_ids"].offsets
+    edges = offsets[_edges(counts)]
+    begins = offsets[:-1][columns["token_ids"].lengths > 0]
+    joined = {name: replace(column, offsets=edges) for name, column in columns.items()}
+    return TokenColumns(joined, begins[edges[np.searchsorted(edges, begins)] != begins])
 
 
 def last_learned(
-    mask: NDArray[np.bool_], begin: NDArray[np.int64], end: NDArray[np.int64]
+    mask: StoredColumn, begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """[S] where the last token that bears loss is in each text; -1 or a place before `begin` where
-    there is none. mask: [N]; begin, end: [S], rising.
+    there is none. mask: which of N tokens do; begin, end: [S], rising.
     """
     last = np.empty(len(begin), np.int64)
-    for start in range(0, len(begin), BLOCK):
-        block = slice(start, start + BLOCK)
-        low, high = int(begin[block][0]), int(end[block].max())
-        places = np.concatenate([[-1], low + np.flatnonzero(mask[low:high])])
-        last[block] = places[np.searchsorted(places, end[block]) - 1]
+    start = 0
+    while start < len(begin):  # texts of TOGETHER tokens, or a single one
+        low = int(begin[start])
+        stop = max(start + 1, int(np.searchsorted(end, low + TOGETHER, side="right")))
+        high = int(end[start:stop].max())
+        places = np.concatenate([[-1], low + np.flatnonzero(mask.part(low, high))])
+        last[start:stop] = places[np.searchsorted(places, end[start:stop]) - 1]
+        start = stop
     return last
 
 

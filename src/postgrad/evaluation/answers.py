@@ -362,7 +362,7 @@ def check_answers(
         for choice in ("drop", "error")
     }
     asked = by_choice["drop"] - by_choice["error"]  # parts of one file share its name
-    unreadable = scorer.check([row for row in rows if row.dataset not in asked])
+    unreadable = scorer.check(row for row in rows if row.dataset not in asked)
     if unreadable:
         prompt, reason = unreadable[0]
         raise UsageError(

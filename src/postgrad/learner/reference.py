@@ -4,7 +4,8 @@ logprobs of one that never changes, computed once before the run (`ReferenceLogp
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.core.array_files import Arrays, read_arrays, write_arrays
+from postgrad.core.array_files import Arrays, pieces_of, read_arrays, write_arrays
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Logprobs, Sequences
+from postgrad.core.records import Sequences
+from postgrad.data.packed import StoredBytes
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.learner import MovingAverage
 from postgrad.learner.policy import Policy
@@ -98,16 +100,24 @@ class MovingReference(Policy):
 
 class ReferenceLogprobs:
     """The reference's logprobs of every sequence that a run will read, or another column of a
-    frozen model: [N] or [N, k] float32.
+    frozen model: [N] or [N, k] float32. They lie in a file, as the rows of the data do.
     """
 
     def __init__(self) -> None:
-        self._logprobs: dict[bytes, Logprobs] = {}
+        self._stored = StoredBytes()
+        self._begins: dict[bytes, int] = {}  # of each sequence, among the stored bytes
+        self._of_a_token: tuple[int, ...] = ()  # () or (k,)
 
     def of(self, sequences: Sequences) -> Ragged:
         """Logprobs, float32 over the tokens. The sequences have to be among those prepared."""
-        columns = [self._logprobs[key] for key in _keys(sequences)]
-        return sequences.tokens.like(np.concatenate(columns))
+        each = 4 * math.prod(self._of_a_token)
+        columns = [
+            self._stored.read(begin, begin + each * length)
+            for key, length in zip(_keys(sequences), sequences.tokens.lengths.tolist(), strict=True)
+            for begin in (self._begins[key],)
+        ]
+        values = np.frombuffer(bytearray().join(columns), np.float32)
+        return sequences.tokens.like(values.reshape(-1, *self._of_a_token))
 
     def prepare(
         self,
@@ -130,12 +140,19 @@ class ReferenceLogprobs:
             if logprobs is not None:
                 n_read += len(part)
             else:
-                computed, n_computed = compute(part), n_computed + len(part)
+                logprobs, n_computed = compute(part), n_computed + len(part)
                 if path:
-                    _write(path, computed)
-                logprobs = list(computed)
-            self._logprobs |= dict(zip(_keys(part), logprobs, strict=True))
+                    _write(path, logprobs)
+            self._store(part, logprobs)
         return n_computed, n_read
+
+    def _store(self, part: Sequences, logprobs: Ragged) -> None:
+        values = np.ascontiguousarray(logprobs.values, np.float32)
+        self._of_a_token = values.shape[1:]
+        first, each = len(self._stored), 4 * math.prod(self._of_a_token)
+        begins = first + each * part.tokens.offsets[:-1]
+        self._begins |= dict(zip(_keys(part), begins.tolist(), strict=True))
+        self._stored.add(values.data)
 
 
 def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
@@ -182,7 +199,7 @@ def _digest(name: Mapping[str, Any], part: Sequences) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, part: Sequences) -> Sequence[Logprobs] | None:
+def _read(path: Path, part: Sequences) -> Ragged | None:
     """The logprobs of each sequence; None where there is no such file, or a damaged one."""
     try:
         values = read_arrays(path, _sha256)[FIELD]
@@ -190,7 +207,7 @@ def _read(path: Path, part: Sequences) -> Sequence[Logprobs] | None:
         return None
     if len(values) != len(part.tokens.values):
         return None
-    return list(part.tokens.like(values))
+    return part.tokens.like(values)
 
 
 def _write(path: Path, logprobs: Ragged) -> None:
@@ -199,4 +216,7 @@ def _write(path: Path, logprobs: Ragged) -> None:
 
 def _sha256(arrays: Arrays) -> str:
     """Over the values alone: so files of earlier versions are still read."""
-    return hashlib.sha256(arrays[FIELD].astype("<f4").tobytes()).hexdigest()
+    digest = hashlib.sha256()
+    for piece in pieces_of(arrays[FIELD]):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """Writes weights as a Hugging Face directory, and checks it by a reload with plain transformers."""
 
-import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from postgrad.core.array_files import head_of
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained
@@ -236,20 +236,10 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     codes = {dtype: code for code, dtype in DTYPES.items()}
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        tensor, start = tensors[name], end
-        end += tensor.nbytes
-        header[name] = {
-            "dtype": codes[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    shapes = {name: (codes[tensors[name].dtype], tensors[name].shape) for name in names}
+    head = head_of(shapes, [tensors[name].nbytes for name in names], {"format": "pt"})
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(head)
         for name in names:
             numbers = real(tensors[name]).detach().contiguous()
             file.write(numbers.reshape(-1).view(torch.uint8).numpy().data)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from postgrad.core.errors import ScoresMissing, UsageError
 from postgrad.core.media import image_store
@@ -31,6 +32,7 @@ class _Group:
 
 # A verifier that has hung on all of its first jobs, of so many rows, hangs on all others too.
 HUNG_JOBS, HUNG_ROWS = 8, 2
+CHECKED = 4096  # rows whose reference answers are checked together; so many are in memory
 # of a job: its group, the index of its component in it, the indices of its rollouts in it
 _Place = tuple[_Group, int, Sequence[int]]
 _Asked = tuple[str, str]  # a component, and what jobs ask it for: "score", "check", "right_answer"
@@ -114,17 +116,19 @@ class Scorer:
         """From another thread, before `close`: whoever waits for scores gets a RunError."""
         self._pool.halt()
 
-    def check(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
+    def check(self, prompts: Iterable[Prompt]) -> list[tuple[Prompt, str]]:
         """The prompts whose reference answer a verifier cannot read, with the reason, in order.
 
         Raises UsageError that names the row where no component applies to a prompt.
         """
         checking = [name for name, traits in self._traits().items() if traits.checks_answers]
         unreadable: list[tuple[Prompt, str]] = []
-        for (place, name), end in self._asked(prompts, checking, None).items():
-            reason = end.message if end.cause else end.returned.text
-            if reason is not None:
-                unreadable.append((prompts[place], f"{name}: {reason}"))
+        rows = iter(prompts)
+        while some := list(islice(rows, CHECKED)):
+            for (place, name), end in self._asked(some, checking, None).items():
+                reason = end.message if end.cause else end.returned.text
+                if reason is not None:
+                    unreadable.append((some[place], f"{name}: {reason}"))
         return unreadable
 
     def right_answers(self, prompts: Sequence[Prompt]) -> list[dict[str, str]]:

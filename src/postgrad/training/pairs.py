@@ -39,7 +39,7 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
 from postgrad.training.saving import estimate_disk
-from postgrad.training.stored import cached_columns
+from postgrad.training.stored import cached_columns, in_parts
 from postgrad.training.supervised import SupervisedJob
 
 KEPT = 0.9  # of the running mean and mean square, at each step
@@ -312,7 +312,7 @@ def assemble_preference(
     reference = None
     if moving is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
-        reference = _reference(run, recipe, path, policy, list(wanted))
+        reference = _reference(run, recipe, path, policy, wanted)
     if checkpoint is not None:
         for role in saved:
             role.load(checkpoint.tensors)
@@ -337,7 +337,8 @@ def _read_by_reference(
     evaluator: PairEvaluator | None,
 ) -> Iterator[Sequences]:
     """Everything that the reference is asked for in the whole run."""
-    yield read(draws.all())[0]
+    for some in in_parts(draws.all(), 1 if recipe.algorithm.level != "pair" else 2):
+        yield read(some)[0]
     yield from evaluator.sequences() if evaluator else ()
     if not recipe.algorithm.needs().mismatched:
         return
@@ -350,7 +351,7 @@ def _read_by_reference(
 
 
 def _reference(
-    run: Run, recipe: PreferenceRecipe, path: str, policy: PolicyRole, wanted: list[Sequences]
+    run: Run, recipe: PreferenceRecipe, path: str, policy: PolicyRole, wanted: Iterator[Sequences]
 ) -> ReferenceLogprobs:
     """The reference's logprobs. Where it is the policy's own start, the policy computes them before
     it is restored: there never is a second model.

@@ -33,7 +33,7 @@ from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
 from postgrad.training.saving import estimate_disk
-from postgrad.training.stored import cached_columns
+from postgrad.training.stored import cached_columns, in_parts
 from postgrad.training.supervised import SupervisedJob
 
 
@@ -281,7 +281,7 @@ def _taught(
     temperature = recipe.algorithm.temperature
     teacher = run.fleet.reading_teacher(source, vocabulary)
     stored = cached_columns(
-        run, "teacher", [sequences_of(rows_of_run.all())],
+        run, "teacher", map(sequences_of, in_parts(rows_of_run.all(), 1)),
         lambda part: teacher.top_logprobs(part, top_k, temperature).result(),
         source=source, model=recipe.teacher.model,
         label=f"the teacher's {top_k} most likely tokens",

@@ -3,7 +3,7 @@ the logprobs of a reference, the most likely tokens of a teacher. They are cache
 names are hashes of the model, the rows and all else that decides the bits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,16 @@ import torch
 from postgrad.core.files import cache_folder
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.data.draws import Drawn
+from postgrad.learner.reference import PART, ReferenceLogprobs
 from postgrad.models.settings import ModelSettings
 from postgrad.training.run import Run
+
+
+def in_parts(rows: Sequence[Drawn], sequences: int) -> Iterator[Sequence[Drawn]]:
+    """Rows in blocks that are one part of the cache each. sequences: of a row."""
+    size = PART // sequences
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def cached_columns(

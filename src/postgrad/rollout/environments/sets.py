@@ -72,12 +72,17 @@ def check_rows(settings: EnvironmentSets | None, prompts: Draws[Prompt]) -> None
     """Raises UsageError where an environment cannot start an episode from a row."""
     for name, environment in (settings.by_name if settings else {}).items():
         chat = build(environment)
-        rows = [prompt for prompt in prompts.all() if prompt.environment == name]
-        bad = [(row, reason) for row in rows if (reason := _unplayable(chat, row)) is not None]
-        if bad:
-            prompt, reason = bad[0]
+        rows, bad, first = 0, 0, None
+        for prompt in prompts.all():
+            if prompt.environment != name:
+                continue
+            rows += 1
+            if (reason := _unplayable(chat, prompt)) is not None:
+                bad, first = bad + 1, first or (prompt, reason)
+        if first is not None:
+            prompt, reason = first
             raise UsageError(
-                f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
+                f"{bad} of {rows} rows cannot be played in the environment "
                 f"{environment.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
                 f"{reason}; fix the rows, or choose another environment.type"
             )
