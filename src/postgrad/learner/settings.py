@@ -106,8 +106,8 @@ class LearnerSettings(Settings):
             )
         if self.warmup_start_ratio is not None and not (self.warmup_updates or self.warmup_ratio):
             raise ValueError(
-                f"warmup_start_ratio = {self.warmup_start_ratio:g} says where a warm-up begins, and "
-                "there is none: set warmup_updates or warmup_ratio, or leave it out"
+                f"warmup_start_ratio = {self.warmup_start_ratio:g} says where a warm-up begins, "
+                "and there is none: set warmup_updates or warmup_ratio, or leave it out"
             )
         return self
 
