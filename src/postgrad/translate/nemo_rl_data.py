@@ -180,6 +180,17 @@ def _apart(entry: dict[str, Any], trained: Sequence[dict[str, Any]]) -> dict[str
     return entry if differing.keys() & {"prompt", "answer", "messages", "template"} else differing
 
 
+def _repeats(draft: Draft, options: Options, prefixes: Sequence[str], sets: int) -> int:
+    """How often each row of the only set of data.validation stands there."""
+    repeats = [(name, options.take(name)) for name in (f"{prefix}.repeat" for prefix in prefixes)]
+    if sets == len(repeats) == 1:
+        return int(repeats[0][1] or 1)
+    for name, repeat in repeats:
+        if repeat is not None:
+            draft.miss(name, repeat, "eval.n_samples samples the questions of all sets as often")
+    return 1
+
+
 def held_out(
     draft: Draft, options: Options, folder: Path, trained: Sequence[dict[str, Any]]
 ) -> None:
@@ -190,11 +201,7 @@ def held_out(
     stated = any(name.startswith("data.validation.") for name in options.stated)
     named = [_dataset(draft, options, prefix, folder) for prefix in prefixes if stated]
     sets = [entry for entry in named if entry]
-    repeats = [(name, options.take(name)) for name in (f"{prefix}.repeat" for prefix in prefixes)]
-    times = int(repeats[0][1] or 1) if len(sets) == len(repeats) == 1 else 1
-    for name, repeat in repeats:
-        if repeat is not None and len(sets) != 1:
-            draft.miss(name, repeat, "eval.n_samples samples the questions of all sets as often")
+    times = _repeats(draft, options, prefixes, len(sets))
     if sets:
         common.held_out(draft, [_apart(entry, trained) for entry in sets])
     every, most = options.number("grpo.val_period"), options.take("grpo.max_val_samples")

@@ -166,8 +166,9 @@ def _scheduler(
         draft.put("learner.decay_updates", iterations if stays else None)
     elif name == "LinearLR" and end == 1.0:
         updates = int(decimal(part.get("kwargs.total_iters", 5)))
+        start = decimal(part.get("kwargs.start_factor", 1 / 3))  # torch's default
         draft.put("learner.warmup_updates", updates)
-        draft.put("learner.warmup_start_ratio", decimal(part.get("kwargs.start_factor", 1 / 3)))
+        draft.put("learner.warmup_start_ratio", start if updates else None)
     elif name == "CosineAnnealingLR":
         least = decimal(part.get("kwargs.eta_min", 0.0))
         draft.put("learner.schedule", "cosine", last if stays else until)
