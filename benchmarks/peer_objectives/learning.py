@@ -110,8 +110,9 @@ def learner(translation: Translation) -> LearnerSettings:
 
 def shown(settings: LearnerSettings) -> dict[str, Any]:
     """The settings that an update reads, where they are not the defaults."""
-    read = ("schedule", "warmup_updates", "warmup_ratio", "decay_updates", "decay_ratio",
-            "min_lr_ratio", "betas", "eps", "weight_decay", "max_grad_norm")  # fmt: skip
+    read = ("schedule", "warmup_updates", "warmup_ratio", "warmup_start_ratio",
+            "decay_updates", "decay_ratio", "min_lr_ratio", "betas", "eps", "weight_decay",
+            "max_grad_norm")  # fmt: skip
     stated = settings.model_dump(include={*read}, exclude_defaults=True)
     return {name: list(value) if isinstance(value, tuple) else value
             for name, value in stated.items()}  # fmt: skip

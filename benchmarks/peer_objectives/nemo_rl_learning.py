@@ -26,9 +26,7 @@ def linear(updates: int, start: float = 0.1) -> dict[str, Any]:
 
 CONSTANT = {"name": f"{TORCH}ConstantLR", "kwargs": {"factor": 1.0, "total_iters": 10**9}}
 DECAYS = Known("norms and biases decay too there", "there of norms and biases too")
-START = Known("the warm-up begins at start_factor there", "there from start_factor", within=0.1)
-WARM = Known("all four updates of a step have one rate there, and the first start_factor",
-             "steps of 4 updates", within=0.1)  # fmt: skip
+WARM = Known("all four updates of a step have one rate there", "steps of 4 updates", within=0.1)
 FALLS = Known("all four updates of a step have one rate there", "there with each step of 4 updates",
               within=0.1)  # fmt: skip
 COSINE = {"name": f"{TORCH}CosineAnnealingLR", "kwargs": {"T_max": 50, "eta_min": RATE / 10}}
@@ -37,7 +35,7 @@ DOWN = {"name": f"{TORCH}LinearLR", "kwargs": {
 SCHEDULES: tuple[tuple[str, Sequence[dict[str, Any]], bool, Known | None], ...] = (
     # name, parts, whether a step is four updates
     ("none", (), False, None),
-    ("warm-up over 10 steps, constant", (linear(10), CONSTANT, {"milestones": [10]}), False, START),
+    ("warm-up over 10 steps, constant", (linear(10), CONSTANT, {"milestones": [10]}), False, None),
     ("warm-up over 10 steps of 4 updates, constant", (
         linear(10), CONSTANT, {"milestones": [10]}), True, WARM),
     ("constant, a line over the last 20 steps", (

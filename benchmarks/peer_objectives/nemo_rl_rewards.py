@@ -45,7 +45,7 @@ def cases(checkout: Path) -> Iterator[Scored]:
     kind = {"env.math.math_verify_impl": "dapo_math_verify"}
     behind = {"": "the text behind Answer: is compared there"}
     yield Scored("math, dapo_math_verify", words_of(data | kind), of("dapo_math_verify"), FORMULAS,
-                 behind, "package math-verify")  # fmt: skip
+                 behind, "compared as text")  # fmt: skip
     yield from _functions(files)
     yield from _shaped(files)
 

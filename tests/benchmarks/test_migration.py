@@ -117,8 +117,8 @@ def test_configs_count_with_what_they_inherit(tmp_path: Path) -> None:
         "utf-8",
     )
     (folder / "own.yaml").write_text("defaults: base.yaml\ngrpo: { seed: 3 }\n", "utf-8")
-    (folder / "gym.yaml").write_text(
-        "defaults: base.yaml\nenv: { should_use_nemo_gym: true }\n", "utf-8"
+    (folder / "puzzle.yaml").write_text(
+        "defaults: base.yaml\nenv: { sliding_puzzle_game: { cfg: { max_moves: 3 } } }\n", "utf-8"
     )
     (folder / "sft.yaml").write_text("sft: { seed: 3 }\n", "utf-8")
     counted = count("nemo-rl", tmp_path)
@@ -129,4 +129,6 @@ def test_configs_count_with_what_they_inherit(tmp_path: Path) -> None:
     # these configs name no validation data, so that nothing is evaluated at the end
     assert dict(counted.flags["lost"]) == {"policy.hf_config_overrides.a": 2, "grpo.val_at_end": 2}
     assert dict(counted.flags["unknown"]) == {"policy.nonsense": 2}
-    assert [name.split(":")[0] for name in counted.refused["another job"]] == ["examples/gym.yaml"]
+    assert [name.split(":")[0] for name in counted.refused["another job"]] == [
+        "examples/puzzle.yaml"
+    ]

@@ -28,6 +28,34 @@ def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
     assert rates(6, warmup_updates=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_a_warm_up_may_start_at_a_share_of_the_rate_and_has_the_rate_behind_its_last_update():
+    start = {"warmup_updates": 4, "warmup_start_ratio": 0.2}
+    assert rates(6, **start) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0], abs=1e-15)
+    assert rates(4, warmup_ratio=0.5, warmup_start_ratio=0.0) == [0.0, 0.5, 1.0, 1.0]
+    assert rates(3, warmup_updates=2, warmup_start_ratio=1.0) == [1.0, 1.0, 1.0]
+    falls = rates(6, **start, schedule="linear", min_lr_ratio=0.5)
+    assert falls == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.75], abs=1e-15)
+
+
+@given(st.integers(1, 9), st.floats(1e-6, 1.0))  # LinearLR refuses a start of 0
+def test_such_a_warm_up_is_that_of_torch(updates: int, start: float):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start, total_iters=updates)
+    theirs = list[float]()
+    for _ in range(updates + 3):
+        theirs.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    ours = rates(updates + 3, warmup_updates=updates, warmup_start_ratio=start)
+    assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_a_start_without_a_warm_up_is_refused():
+    with pytest.raises(UsageError, match=r"warmup_start_ratio = 0\.1 says where a warm-up begins"):
+        LearnerSettings(warmup_start_ratio=0.1)
+
+
 def test_a_warm_up_longer_than_the_run_rises_until_the_last_update():
     assert rates(2, warmup_updates=4) == [0.5, 1.0]
     short = LearnerSettings(warmup_updates=4)

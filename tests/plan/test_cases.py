@@ -218,6 +218,9 @@ def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() 
     assert rows["learning_rate_horizon"] == [
         "100", "updates = total_updates; down a cosine to 0 of the rate after 5 of warm-up",
     ]  # fmt: skip
+    slow = with_overrides(recipe, ["--learner.warmup_start_ratio", "0.1"])
+    rows_of = {row[0]: row[1:] for row in Page(make_plan(slow, facts), ()).batch_rows()}
+    assert rows_of["learning_rate_horizon"][1].endswith("5 of warm-up from 0.1 of the rate")
     stable = with_overrides(recipe, ["--learner.decay_ratio", "0.2"])
     rows_of = {row[0]: row[1:] for row in Page(make_plan(stable, facts), ()).batch_rows()}
     assert rows_of["learning_rate_horizon"][1] == (

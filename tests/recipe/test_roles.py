@@ -214,6 +214,16 @@ def test_a_critic_that_says_how_it_warms_up_does_not_take_over_the_other_way(
     assert parse_recipe(recipe.dump()) == recipe
 
 
+def test_a_critic_takes_over_the_start_of_a_warm_up_unless_it_has_no_warm_up(
+    write: Callable[..., Path],
+) -> None:
+    start = "\n[learner]\nwarmup_updates = 5\nwarmup_start_ratio = 0.1\n"
+    for updates, inherited in (("3", 0.1), ("0", None)):
+        text = PPO + start + f"[critic.learner]\nwarmup_updates = {updates}\n"
+        critic = load_recipe(write(text=text)).critic  # pyright: ignore[reportAttributeAccessIssue]
+        assert critic.learner.warmup_start_ratio == inherited
+
+
 def test_a_critic_that_says_how_its_rate_falls_does_not_take_over_the_other_way(
     write: Callable[..., Path],
 ) -> None:

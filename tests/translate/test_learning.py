@@ -17,6 +17,7 @@ NEMO = ["grpo", "policy.model_name=m", "grpo.num_prompts_per_step=8",
         "grpo.num_generations_per_prompt=4", "policy.train_global_batch_size=16",
         "grpo.max_num_steps=10", "policy.optimizer.name=torch.optim.AdamW",
         "policy.optimizer.kwargs.lr=1e-6"]  # fmt: skip
+PRIME = ["rl", "--model.name", "m", "--max_steps", "100"]
 
 
 def learner(system: str, *words: str) -> dict[str, Any]:
@@ -90,8 +91,7 @@ def test_trl_s_warm_up_stable_decay_without_a_decay_is_told() -> None:
 
 
 def test_prime_rl_s_line_falls_in_its_last_steps() -> None:
-    words = ["rl", "--model.name", "m", "--max_steps", "100", "--trainer.optim.lr", "1e-5",
-             "--trainer.scheduler.type", "linear"]  # fmt: skip
+    words = [*PRIME, "--trainer.optim.lr", "1e-5", "--trainer.scheduler.type", "linear"]
     found = translate("prime-rl", words, devices=1)
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
     assert [found.recipe["learner"].get(key) for key in named] == ["linear", 10, 10, None]
@@ -156,8 +156,58 @@ def test_nemo_rl_s_list_falls_behind_a_constant() -> None:
 
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
     assert [of()[key] for key in named] == ["linear", 4, 6, 0.1]  # two updates a step
+    assert of()["warmup_start_ratio"] == 0.1
     parts["2"] = {"name": f"{torch}CosineAnnealingLR", "kwargs.T_max": 4}
     assert [of().get(key) for key in named] == ["cosine", 4, 8, None]
+
+
+@pytest.mark.parametrize(
+    ("system", "words", "start"),
+    [
+        ("nemo-rl", ["scheduler.lr_warmup_init=1e-7"], 0.1),
+        ("nemo-rl", ["scheduler.lr_warmup_init=0"], 0.0),
+        ("verl", ["actor_rollout_ref.actor.optim.lr_warmup_init=2e-8"], 0.02),
+        ("prime-rl", ["--trainer.scheduler.min_lr", "5e-7"], 0.5),
+        ("trl", ["--lr_scheduler_kwargs", '{"min_lr_rate": 0.1, "warmup_lr_rate": 0.3}'], 0.3),
+    ],
+)
+def test_where_a_warm_up_begins_is_a_share_of_the_rate(
+    system: str, words: list[str], start: float
+) -> None:
+    section = "policy.megatron_cfg."
+    usual = {
+        "nemo-rl": [*NEMO, f"{section}enabled=true", f"{section}optimizer.lr=1e-6",
+                    f"{section}scheduler.lr_warmup_iters=10", f"{section}{words[0]}"],
+        "verl": [*VERL, "actor_rollout_ref.actor.optim.lr=1e-6",
+                 "actor_rollout_ref.actor.optim.lr_warmup_steps=10", *words],
+        "prime-rl": [*PRIME, "--trainer.optim.lr", "1e-6", "--trainer.scheduler.type", "linear",
+                     *words],
+        "trl": [*TRL, "--warmup_steps", "10", "--lr_scheduler_type", "cosine_warmup_with_min_lr",
+                *words],
+    }  # fmt: skip
+    found = translate(system, usual[system], devices=1)
+    assert found.recipe["learner"]["warmup_start_ratio"] == start
+    assert not [entry for entry in found.draft.missing if "warmup" in entry.name]
+
+
+def test_a_warm_up_s_begin_above_the_rate_or_without_a_warm_up_is_not_carried() -> None:
+    section = "policy.megatron_cfg."
+    init, words = f"{section}scheduler.lr_warmup_init", [*NEMO, f"{section}enabled=true"]
+    words += [f"{init}=1e-6", f"{section}optimizer.lr=1e-7"]
+    without = translate("nemo-rl", words, devices=1).draft
+    assert init in {entry.name for entry in without.needless}
+    above = translate("nemo-rl", [*words, f"{section}scheduler.lr_warmup_iters=10"], devices=1)
+    assert init in {entry.name for entry in above.draft.missing}
+
+
+def test_a_critic_of_verl_begins_its_warm_up_where_its_own_options_say() -> None:
+    actor = "actor_rollout_ref.actor.optim."
+    words = [*VERL, f"{actor}lr_warmup_steps=10", f"{actor}lr_warmup_init=1e-7", f"{actor}lr=1e-6"]
+    warm = translate("verl", [*words, "critic.optim.lr_warmup_steps=5"]).recipe["critic"]
+    assert warm["learner"]["warmup_start_ratio"] == 0.0
+    cold = translate("verl", words)
+    assert "warmup_start_ratio" not in cold.recipe["critic"]["learner"]
+    assert cold.problem is None  # a critic without a warm-up takes over no start of one
 
 
 def test_verl_counts_warm_ups_in_steps_of_several_updates() -> None:

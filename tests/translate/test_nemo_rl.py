@@ -247,6 +247,27 @@ checkpointing: { metric_name: val:accuracy }
     assert recipe["checkpoint"]["best_metric"] == "eval/aime_2024/accuracy"  # of a set, by its name
 
 
+def test_a_single_set_that_repeats_its_rows_is_sampled_so_often(tmp_path: Path) -> None:
+    text = """
+grpo: { num_prompts_per_step: 4, num_generations_per_prompt: 4, max_val_samples: 100 }
+policy: { model_name: m, max_total_sequence_length: 64, train_global_batch_size: 16 }
+data:
+  train: { dataset_name: gsm8k }
+  validation: { dataset_name: AIME2024, repeat: 16 }
+env: { math: { math_verify_impl: dapo_math_verify } }
+"""
+    path = tmp_path / "repeats.yaml"
+    path.write_text(text, "utf-8")
+    evaluation = translate("nemo-rl", [str(path)]).recipe["eval"]
+    assert (evaluation["n_samples"], evaluation["limit"]) == (16, 7)  # 100 rows are 6.25 questions
+
+
+def test_an_answer_that_is_compared_as_text_there_is_said_so() -> None:
+    translation = of("env.math.math_verify_impl=dapo_math_verify", "data.train.dataset_name=DAPO")
+    assert "env.math.math_verify_impl" not in missing(translation)
+    assert "compared as text" in translation.draft.comments["rewards", 0, "type"]
+
+
 def test_overrides_are_read_as_hydra_writes_them() -> None:
     words = [
         "--config",
@@ -277,8 +298,7 @@ def test_what_another_engine_or_loader_does_is_lost() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("+env.should_use_nemo_gym=true", "grpo_nemo_gym: servers of NeMo Gym"),
-        ("+async_rl.sampler.name=in_order", "grpo_single_controller: async_rl"),
+        ("+env.sliding_puzzle_game.cfg.max_moves=3", "grpo_sliding_puzzle: its game"),
         ("policy.model_name=Qwen/Qwen2.5-Omni-3B", "needs images or sound"),
         ("grpo.seed=${grpo.seed}", "refers to itself"),
     ],
@@ -286,6 +306,56 @@ def test_what_another_engine_or_loader_does_is_lost() -> None:
 def test_configs_of_other_programs_are_refused(override: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         translate("nemo-rl", [str(CASES / "nemo-rl-base.yaml"), override])
+
+
+def test_tasks_of_nemo_gym_are_an_environment_to_be_written() -> None:
+    data = "responses_create_params.input"
+    words = ["+env.should_use_nemo_gym=true", "+env.nemo_gym.config_paths=[a.yaml]",
+             "+env.should_log_nemo_gym_responses=true", "data.default.dataset_name=NemoGymDataset",
+             "data.default.env_name=nemo_gym", "data.train.data_path=tasks.jsonl",
+             "data.train.dataset_name=NemoGymDataset"]  # fmt: skip
+    translation = of(*words)
+    rows = translation.recipe["data"]
+    assert (rows["path"], rows["messages"], rows["answer"]) == ("tasks.jsonl", data, "")
+    assert translation.recipe["environment"] == {"type": "my_environment:NeMoGym"}
+    assert "rewards" not in translation.recipe
+    assert "env.nemo_gym.config_paths" in missing(translation)
+    assert "my_environment" in str(translation.problem)  # until it is written
+    idle = of("+env.nemo_gym.config_paths=[a.yaml]")  # a section of a base config, not played
+    assert "env.nemo_gym.config_paths" not in missing(idle)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "said"),
+    [
+        (["name=in_order", "max_lookahead_versions=2"], 2, ""),
+        (["name=in_order"], 1, ""),
+        (["name=windowed", "max_staleness_versions=3"], 3, "windowed trains on what is ready"),
+        (["name=in_order", "max_lookahead_versions=0"], None, ""),
+    ],
+)
+def test_a_single_controller_s_sampler_says_how_far_samples_are_ahead(
+    words: list[str], steps: int | None, said: str
+) -> None:
+    again = "async_rl.recompute_kv_cache_after_weight_updates"
+    translation = of(*(f"+async_rl.sampler.{word}" for word in words), f"+{again}=false",
+                     "+async_rl.min_groups_for_streaming_train=1",
+                     "+async_rl.max_inflight_prompts=4", "+async_rl.diagnostics=false",
+                     "+async_rl.rollout_failure.backoff_base_s=1.0")  # fmt: skip
+    rollout = translation.recipe["rollout"]
+    assert rollout.get("max_staleness") == steps
+    assert "in_flight_updates" not in rollout  # on, as there
+    assert said in translation.draft.comments.get(("rollout", "max_staleness"), "")
+    lost = {"async_rl.min_groups_for_streaming_train", *([again] if steps else [])}
+    assert {name for name in missing(translation) if name.startswith("async_rl")} == lost
+
+
+def test_a_sampler_of_their_own_and_a_whole_batch_of_groups() -> None:
+    own = of("+async_rl.sampler.name=custom", "+async_rl.sampler.target=a:B")
+    assert "async_rl.sampler.name" in missing(own)
+    assert "max_staleness" not in own.recipe["rollout"]
+    usual = of("+async_rl.min_groups_for_streaming_train=9999")
+    assert "async_rl.min_groups_for_streaming_train" not in missing(usual)
 
 
 def test_configs_that_inherit_from_each_other_are_refused(tmp_path: Path) -> None:

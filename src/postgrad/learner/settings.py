@@ -45,9 +45,10 @@ def rate_ratio(settings: "LearnerSettings", name: str) -> float:
 class LearnerSettings(Settings):
     """Optimizer, schedule, and how the weights of a role are divided over ranks.
 
-    Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule falls to
-    min_lr_ratio, reached one update after the last. With decay_updates or decay_ratio it falls in
-    that last part of the run only, and stays at `lr` before (warmup-stable-decay, WSD).
+    Warm-up: update u (from 0) of W uses (u + 1) / W of the rate, or what warmup_start_ratio says;
+    then the schedule falls to min_lr_ratio, reached one update after the last. With decay_updates
+    or decay_ratio it falls in that last part of the run only, and stays at `lr` before
+    (warmup-stable-decay, WSD).
 
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
     are about as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives Muon another
@@ -62,6 +63,9 @@ class LearnerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
     warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
+    # Share of lr that the first update of the warm-up has; from there the rate rises by equal
+    # steps, and has lr behind the last one. Left out: 1/W, 2/W, ... of lr in W updates.
+    warmup_start_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
     decay_updates: int = Field(default=0, ge=0)  # last updates, in which the rate falls; 0: all
     decay_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # the same as a share, rounded up
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
@@ -99,6 +103,11 @@ class LearnerSettings(Settings):
             raise ValueError(
                 f"warmup_updates = {self.warmup_updates} and warmup_ratio = {self.warmup_ratio:g} "
                 "both say how long the rate warms up: leave one of them out, or set it to 0"
+            )
+        if self.warmup_start_ratio is not None and not (self.warmup_updates or self.warmup_ratio):
+            raise ValueError(
+                f"warmup_start_ratio = {self.warmup_start_ratio:g} says where a warm-up begins, "
+                "and there is none: set warmup_updates or warmup_ratio, or leave it out"
             )
         return self
 
@@ -231,12 +240,15 @@ def shortened(settings: LearnerSettings, total_updates: int) -> str | None:
 def learning_rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
     """The learning rate of `update` (from 0) out of `total_updates`.
 
-    Warm-up update u of W uses (u + 1) / W of settings.lr. Then the rate is constant, or falls in
+    Warm-up update u of W uses (u + 1) / W of settings.lr, or s + (1 - s) * u / W with s =
+    warmup_start_ratio, as Megatron and torch's LinearLR do. Then the rate is constant, or falls in
     the last D updates, all after the warm-up unless the settings say fewer: from lr at the first of
-    them to `min_lr_ratio` of it one update after the last, so that every update of the run moves
-    the weights. Later updates keep that rate.
+    them to `min_lr_ratio` of it one update after the last. Later updates keep that rate. So every
+    update of the run moves the weights, unless a warm-up is told to start at 0.
     """
-    warmup = warmup_updates(settings, total_updates)
+    warmup, start = warmup_updates(settings, total_updates), settings.warmup_start_ratio
+    if update < warmup and start is not None:
+        return settings.lr * (start + (1.0 - start) * update / warmup)
     if update < warmup:
         return settings.lr * (update + 1) / warmup
     falling = decay_updates(settings, total_updates)

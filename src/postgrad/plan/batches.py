@@ -79,7 +79,9 @@ def _schedule(planned: RunPlan) -> str:
     else:
         updates = warmup_updates(learner, total)
         warms = updates > 0
-    warmup = f"after {updates} of warm-up" if warms else ""
+    start = learner.warmup_start_ratio
+    rises = "" if start is None else f" from {start:g} of the rate"
+    warmup = f"after {updates} of warm-up{rises}" if warms else ""
     shape = {
         "constant": "the rate stays",
         "linear": f"down a line to {learner.min_lr_ratio:g} of the rate",

@@ -43,7 +43,8 @@ TAKEN_OVER = frozenset((*_READING, *_COLUMNS, *_SAME_PATH))
 _NAMES_ROWS = {"sets", "subset", *WHICH_ROWS} - {"name"}  # keys of an [eval] with rows of its own
 _DECAY = {"decay_updates", "decay_ratio"}
 # A role that states one of a set takes none of it over.
-_EITHER = ({"warmup_updates", "warmup_ratio"}, _DECAY)
+_WARM_UP = {"warmup_updates", "warmup_ratio"}
+_EITHER = (_WARM_UP, _DECAY)
 
 
 def resolve(raw: Table) -> Table:
@@ -263,6 +264,8 @@ def _role(role: Table, defaults: Table) -> Table:
             left_out = {name for names in _EITHER if names & stated.keys() for name in names}
             if stated.get("schedule") == "constant":  # which has no decay
                 left_out |= _DECAY
+            if _WARM_UP & stated.keys() and not any(stated.get(name) for name in _WARM_UP):
+                left_out |= {"warmup_start_ratio"}  # of a warm-up that this role has not
             kept = {name: value for name, value in inherited.items() if name not in left_out}
             merged[key] = _from(stated, kept)
     return merged

@@ -111,6 +111,23 @@ def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "")
         draft.put(f"{role}.warmup_ratio", share, comment)
 
 
+def warmup_start(
+    draft: Draft, options: Options, name: str, rate: float, role: str = "learner"
+) -> None:
+    """learner.warmup_start_ratio from the rate at which a warm-up begins. name: of the option that
+    states it. rate: what it is a share of, 1 where the option is a share itself.
+    """
+    start = options.take(name)
+    warms = draft.get(f"{role}.warmup_updates") or draft.get(f"{role}.warmup_ratio")
+    if start is not None and warms and rate and 0.0 <= decimal(start) <= rate:
+        draft.put(f"{role}.warmup_start_ratio", round(decimal(start) / rate, 12),
+                  "" if options.states(name) else "the default there")  # fmt: skip
+    elif options.states(name) and warms:
+        draft.miss(name, start, "a warm-up begins at a share of the rate, between 0 and 1")
+    elif options.states(name):
+        draft.skip(name, start, "the rate begins at its full height: there is no warm-up")
+
+
 def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str) -> None:
     """[model.lora] and model.quantize. names: of the options for rank, alpha, dropout and target
     modules. four_bits: of the option for weights in four bits.

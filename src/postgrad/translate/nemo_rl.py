@@ -213,7 +213,8 @@ def _checkpoints(draft: Draft, options: Options) -> None:
         return
     _kept(draft, every, kept, oftener, newest)
     first = draft.get("eval.sets.0.name")  # a single set has no name
-    measured = bool(draft.get("eval.every") and draft.get("rewards.0.type"))
+    scored = draft.get("rewards.0.type") or draft.get("environment.type")
+    measured = bool(draft.get("eval.every") and scored)
     if metric in ("val:accuracy", "val_accuracy") and measured:
         comment = f"{metric}{', there over all sets' if first else ''}"
         place = f"eval/{first}/accuracy" if first else "eval/accuracy"

@@ -1,5 +1,6 @@
 """The rows of NeMo RL's configs: datasets by name, prompts around their questions, validation."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from string import Formatter
@@ -35,6 +36,9 @@ def _dataset(draft: Draft, options: Options, prefix: str, folder: Path) -> dict[
         entry = dict(DATASETS[str(name)])
         if options.states(f"{prefix}.output_key"):
             entry["answer"] = str(columns["output"])
+    elif path is not None and str(name) == "NemoGymDataset":
+        column = "responses_create_params.input"
+        entry = {"path": str(path), "messages": column, "answer": ""}
     elif path is not None:
         entry = {
             "path": str(path),
@@ -176,6 +180,17 @@ def _apart(entry: dict[str, Any], trained: Sequence[dict[str, Any]]) -> dict[str
     return entry if differing.keys() & {"prompt", "answer", "messages", "template"} else differing
 
 
+def _repeats(draft: Draft, options: Options, prefixes: Sequence[str], sets: int) -> int:
+    """How often each row of the only set of data.validation stands there."""
+    repeats = [(name, options.take(name)) for name in (f"{prefix}.repeat" for prefix in prefixes)]
+    if sets == len(repeats) == 1:
+        return int(repeats[0][1] or 1)
+    for name, repeat in repeats:
+        if repeat is not None:
+            draft.miss(name, repeat, "eval.n_samples samples the questions of all sets as often")
+    return 1
+
+
 def held_out(
     draft: Draft, options: Options, folder: Path, trained: Sequence[dict[str, Any]]
 ) -> None:
@@ -186,9 +201,7 @@ def held_out(
     stated = any(name.startswith("data.validation.") for name in options.stated)
     named = [_dataset(draft, options, prefix, folder) for prefix in prefixes if stated]
     sets = [entry for entry in named if entry]
-    for prefix in prefixes:
-        if (times := options.take(f"{prefix}.repeat")) is not None:
-            draft.miss(f"{prefix}.repeat", times, "eval.n_samples samples a question several times")
+    times = _repeats(draft, options, prefixes, len(sets))
     if sets:
         common.held_out(draft, [_apart(entry, trained) for entry in sets])
     every, most = options.number("grpo.val_period"), options.take("grpo.max_val_samples")
@@ -208,14 +221,16 @@ def held_out(
     draft.put("eval.every", max(every, 0))
     draft.put("eval.at_start", flag(first) if first is not None else None)
     draft.put("eval.at_end", flag(last) if last is not None else None)
-    draft.put("eval.n_samples", None if samples is None else int(samples))
+    often = None if samples is None and times == 1 else int(samples or 1) * times
+    draft.put("eval.n_samples", often, f"each row stands {times} times there" if times > 1 else "")
     draft.put("eval.temperature", None if warmth is None else decimal(warmth))
     draft.put("eval.top_p", None if top_p is None else decimal(top_p))
     limited = options.states("policy.generation.top_k")
     if top_k is not None or (limited and "policy.generation.val_top_k" in options.stated):
         draft.put("eval.top_k", max(0, int(top_k or 0)))  # null: off, whatever training does
     if len(sets) == 1 or of_data:
-        draft.put("eval.limit", None if most is None else int(most), "max_val_samples: questions")
+        draft.put("eval.limit", None if most is None else math.ceil(int(most) / times),
+                  "max_val_samples: questions")  # fmt: skip
     elif most is not None and options.states("grpo.max_val_samples"):
         why = (
             "each of eval.sets has a limit of its own"

@@ -10,6 +10,7 @@ from postgrad.translate.tables.nemo_rl import ESTIMATORS, FUNCTIONS, VERIFIERS
 _ENDS = (("min", 0.0), ("max", 1.0))  # of a range of rewards, with NeMo RL's defaults
 _LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
 _NO_BOUND = 1e6  # of an advantage that nothing bounds
+_BY_VALUE = "formulas by their values; there the text behind Answer: is compared as text"
 
 
 def algorithm(draft: Draft, options: Options) -> None:
@@ -142,32 +143,75 @@ def ahead(draft: Draft, options: Options) -> None:
     """Samples ahead of the policy: [rollout] max_staleness, where async_grpo is on."""
     prefix = "grpo.async_grpo."
     options.take("grpo.async_grpo")  # null: off
+    if any(name.startswith("async_rl.") for name in options.stated):
+        _single_controller(draft, options)
+        return
     if not flag(options.stated.get(f"{prefix}enabled", False)):
         return
     options.take(f"{prefix}enabled")
     age = options.number(f"{prefix}max_trajectory_age_steps", 1)
     in_flight = flag(options.take(f"{prefix}in_flight_weight_updates", False))
-    again = options.take(f"{prefix}recompute_kv_cache_after_weight_updates")
-    filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
-    comment = "max_trajectory_age_steps; nothing is dropped here"
-    common.samples_ahead(draft, age, comment, 0.0 if filtered else 1.0)
+    _older(draft, options, prefix, age, "max_trajectory_age_steps; nothing is dropped here")
     if not in_flight:
         draft.put("rollout.in_flight_updates", False)
-    elif again is not None and not flag(again):
-        draft.unknown(f"{prefix}recompute_kv_cache_after_weight_updates", again,
-                            "keys and values are computed again with new weights")  # fmt: skip
+
+
+def _older(draft: Draft, options: Options, prefix: str, age: int, comment: str) -> None:
+    """[rollout] max_staleness = age. prefix: of the options of asynchronous training."""
+    name = f"{prefix}recompute_kv_cache_after_weight_updates"
+    again = options.take(name)
+    filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
+    common.samples_ahead(draft, age, comment, 0.0 if filtered else 1.0)
+    in_flight = f"{prefix}in_flight_weight_updates"  # always so where there is no such option
+    if again is not None and not flag(again) and flag(options.stated.get(in_flight, True)):
+        draft.unknown(name, again, "keys and values are computed again with new weights")
+
+
+def _single_controller(draft: Draft, options: Options) -> None:
+    """run_grpo_single_controller.py: a sampler says how far ahead samples are, and weights change
+    while they are being written.
+    """
+    prefix = "async_rl."
+    kind = str(options.take(f"{prefix}sampler.name", "in_order"))
+    key = "max_lookahead_versions" if kind == "in_order" else "max_staleness_versions"
+    age = 0 if kind == "custom" else options.number(f"{prefix}sampler.{key}", 1)
+    if kind == "custom":
+        draft.miss(f"{prefix}sampler.name", kind, "steps train in the order of their prompts")
+    elif age:
+        ready = "" if kind == "in_order" else f"; {kind} trains on what is ready first"
+        _older(draft, options, prefix, age, f"{key}, in order here and nothing dropped{ready}")
+    else:
+        name = f"{prefix}recompute_kv_cache_after_weight_updates"
+        if options.take(name) is not None and options.states(name):
+            draft.skip(name, options.take(name), "no sample is ahead of its weights")
+    name = f"{prefix}min_groups_for_streaming_train"
+    groups, prompts = options.take(name), options.number("grpo.num_prompts_per_step")
+    if groups is not None and int(groups) < prompts:
+        draft.miss(name, groups, "an update begins when all of its samples are there")
+    elif options.states(name):
+        draft.skip(name, groups, "an update begins when all of its samples are there, as there")
 
 
 def rewards(draft: Draft, options: Options) -> None:
     """[[rewards]]: the verifier or the functions of an environment, and what shapes its rewards."""
-    environment = options.take("data.default.env_name", options.take("data.train.env_name", "math"))
-    _idle_environments(draft, options)
+    environment = options.take("data.default.env_name", options.take("data.train.env_name"))
+    of_gym = flag(options.take("env.should_use_nemo_gym", False))
+    environment = "nemo_gym" if of_gym else environment or "math"
+    _idle_environments(draft, options, environment)
     verifier = VERIFIERS.get(str(environment))
     workers = f"env.{environment}.num_workers"
     if verifier == "math" and draft.get("data.path") == "openai/gsm8k":
         draft.reward("gsm8k", "references end in #### and the number", flexible=True)
     elif verifier is not None:
-        draft.reward(verifier)
+        comment, kind = "", "env.math.math_verify_impl"
+        if verifier == "math" and options.stated.get(kind) == "dapo_math_verify":
+            options.take(kind)
+            comment = _BY_VALUE
+        draft.reward(verifier, comment)
+    elif of_gym:
+        draft.put("environment.type", "my_environment:NeMoGym",
+                  "write it: servers of NeMo Gym play and score the tasks there")  # fmt: skip
+        workers = ""
     elif not _functions(draft, options, f"env.{environment}.reward_functions."):
         draft.miss("data.default.env_name", environment, "write a verifier or an environment: "
                    "docs/rewards.md, docs/environments.md")  # fmt: skip
@@ -179,13 +223,13 @@ def rewards(draft: Draft, options: Options) -> None:
     _shaping(draft, options)
 
 
-def _idle_environments(draft: Draft, options: Options) -> None:
+def _idle_environments(draft: Draft, options: Options, environment: str) -> None:
     """A base config has sections of environments that a config above it does not play."""
     names = [name for name in options.stated if re.fullmatch(r"data\.(.*\.)?env_name", name)]
-    played = {str(options.take(name)) for name in names} or {"math"}
+    played = {environment, *(str(options.take(name)) for name in names)}
     for name in list(options.stated):
         section, *places = name.split(".")
-        if section == "env" and len(places) > 1 and places[0] not in {*played, "nemo_gym"}:
+        if section == "env" and len(places) > 1 and places[0] not in played:
             draft.skip(name, options.take(name), "of an environment that the run does not play")
 
 

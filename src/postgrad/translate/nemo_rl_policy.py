@@ -166,9 +166,9 @@ def _scheduler(
         draft.put("learner.decay_updates", iterations if stays else None)
     elif name == "LinearLR" and end == 1.0:
         updates = int(decimal(part.get("kwargs.total_iters", 5)))
-        draft.put(
-            "learner.warmup_updates", updates, "from 1/W of the rate; there from start_factor"
-        )
+        start = decimal(part.get("kwargs.start_factor", 1 / 3))  # torch's default
+        draft.put("learner.warmup_updates", updates)
+        draft.put("learner.warmup_start_ratio", start if updates else None)
     elif name == "CosineAnnealingLR":
         least = decimal(part.get("kwargs.eta_min", 0.0))
         draft.put("learner.schedule", "cosine", last if stays else until)
@@ -210,3 +210,4 @@ def _of_megatron(draft: Draft, options: Options) -> None:
     if style in ("linear", "cosine", "WSD"):
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", int(warm) if warm else None)
+    learning.warmup_start(draft, options, f"{section}scheduler.lr_warmup_init", rate)

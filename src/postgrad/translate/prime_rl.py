@@ -314,8 +314,9 @@ def _learner(draft: Draft, options: Options) -> None:
         draft.put("learner.schedule", "cosine")
     if draft.get("learner.schedule"):
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
-    draft.put("learner.warmup_updates", warm or None,
-              "from 1/W of the rate; there from min_lr" if least else "")  # fmt: skip
+    draft.put("learner.warmup_updates", warm or None)
+    if warm and least and rate:
+        draft.put("learner.warmup_start_ratio", round(least / rate, 12), "min_lr")
     # The learner keeps one activation a layer unless the source turns that off.
     stated = any(f"{name}.".startswith("trainer.model.ac.") for name in options.stated)
     checkpointed = options.stated.get("trainer.model.ac", True) is not None

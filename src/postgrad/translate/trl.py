@@ -267,7 +267,7 @@ def _length(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     kind, more = options.take("lr_scheduler_type"), options.table("lr_scheduler_kwargs")
-    read = ("min_lr", "min_lr_rate")
+    read = ("min_lr", "min_lr_rate", "warmup_lr_rate")
     if learning.is_stable(kind):
         read = ("min_lr_ratio", "num_decay_steps", "decay_type")
     usual = (("num_cycles", 0.5), ("warmup_type", "linear"))
@@ -299,6 +299,9 @@ def _learner(draft: Draft, options: Options) -> None:
         draft.put("learner.warmup_updates", int(count))
     else:
         learning.warmup(draft, count or share, comment="" if share else "warmup_steps there")
+    if (start := more.get("warmup_lr_rate")) is not None and (count or share):
+        draft.put("learner.warmup_start_ratio", decimal(start),
+                  "lr behind the warm-up; there at its last update")  # fmt: skip
 
 
 def _times(draft: Draft, options: Options) -> None:

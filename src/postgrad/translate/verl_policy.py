@@ -24,6 +24,7 @@ _OF_CRITIC: dict[str, Any] = {  # keys of a learner -> what holds where verl sta
     "min_lr_ratio": 0.0,
     "warmup_updates": 0,
     "warmup_ratio": 0.0,
+    "warmup_start_ratio": 0.0,
     "decay_updates": 0,
     "decay_ratio": 0.0,
 }
@@ -31,6 +32,7 @@ _OF_AUTOMODEL = {  # its own defaults
     "optim.lr": 1e-5,
     "optim.lr_scheduler_type": "cosine",
     "optim.min_lr_ratio": 0.01,
+    "optim.init_lr_ratio": 0.1,
 }
 _OTHER = "of a backend that does not train here"
 # section of a backend -> names of the options there that say how ranks share the work: matrices,
@@ -262,6 +264,8 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
         draft.put(f"{role}.warmup_updates", int(decimal(updates)))
     elif share:
         draft.put(f"{role}.warmup_ratio", share, "rounded up; down there")
+    learning.warmup_start(draft, options, f"{prefix}lr_warmup_init", rate, role)
+    learning.warmup_start(draft, options, f"{prefix}init_lr_ratio", 1.0, role)
 
 
 def counted(draft: Draft, options: Options, ahead: Ahead | None) -> None:
@@ -309,11 +313,12 @@ def critic(draft: Draft, options: Options) -> None:
     draft.put("algorithm.value_clip", clip)
     draft.put("algorithm.critic_warmup_steps", warmup or None)
     optimizer(draft, options, "critic.optim.", "critic.learner")
+    warms = any(draft.get(f"critic.learner.warmup_{key}") for key in ("updates", "ratio"))
     for key, default in _OF_CRITIC.items():  # what [critic.learner] leaves out is the policy's
         stated, inherited = (draft.get(f"{role}.{key}") for role in ("critic.learner", "learner"))
         if stated == inherited:
             draft.drop(f"critic.learner.{key}")
-        elif stated is None:
+        elif stated is None and (warms or key != "warmup_start_ratio"):
             draft.put(f"critic.learner.{key}", default)
     offload = [options.take(f"critic.fsdp.{key}_offload") for key in ("param", "optimizer")]
     if offload != [None, None] and places.engine_beside(draft):

@@ -23,7 +23,13 @@ EVALUATED = 2  # rows of each evaluation set
 SAMPLES = 4  # of a prompt
 MOST = 32  # samples of the update, unless one micro-batch is more
 NEW_TOKENS = 64
-WHOLE_RATE = {"warmup_updates": 0, "warmup_ratio": 0.0, "decay_updates": 0, "decay_ratio": 0.0}
+WHOLE_RATE = {
+    "warmup_updates": 0,
+    "warmup_ratio": 0.0,
+    "warmup_start_ratio": None,
+    "decay_updates": 0,
+    "decay_ratio": 0.0,
+}
 DENSE = {"type": "postgrad.rewards.call:by_text", "name": "dry run", "weight": 1e-3}
 
 

@@ -20,17 +20,14 @@ from postgrad.translate.rules import (
     to,
 )
 
-JOBS = {"grpo": ("rl", "grpo"), "vlm_grpo": ("rl", "grpo")}
+_PROGRAMS = ("grpo", "vlm_grpo", "grpo_nemo_gym", "grpo_single_controller")
+JOBS = dict.fromkeys(_PROGRAMS, ("rl", "grpo"))
 OTHERS = {
     "sft": 'write a recipe of job = "sft" (docs/recipes.md)',
     "dpo|rm": 'write a recipe of job = "preference" or "reward" (docs/preferences.md)',
     "ppo": 'write a recipe of algorithm.type = "ppo" (docs/algorithms/ppo.md)',
     ".*distillation.*": "docs/algorithms/on_policy_distillation.md, and distillation.md for SFT",
     "eval": "postgrad eval RUN_DIR (docs/evaluation.md)",
-    "grpo_nemo_gym": "servers of NeMo Gym play the tasks: write an environment "
-    "(docs/environments.md)",
-    "grpo_single_controller": "async_rl has other settings: rollout.max_staleness is "
-    "sampler.max_lookahead_versions (docs/async.md)",
     "grpo_sliding_puzzle": "its game is an environment: docs/environments.md",
 }
 DEFAULTS: dict[str, Any] = {
@@ -173,10 +170,10 @@ RULES: dict[str, Rule] = {
     "loss_fn.positive_example_nll_weight": missing("the loss has no such term"),
     **family(
         "",
-        "reward_penalties.* env.nemo_gym.* env.should_use_nemo_gym "
-        "env.should_log_nemo_gym_responses env.should_mask_flagged_samples",
+        "reward_penalties.* env.nemo_gym.* env.should_use_nemo_gym env.should_mask_flagged_samples",
         missing(_GYM),
     ),
+    "env.should_log_nemo_gym_responses": needless(common.LOGGING),
     **family(
         "",
         "on_policy_distillation on_policy_distillation.* _teachers.*",
@@ -187,7 +184,18 @@ RULES: dict[str, Rule] = {
         "data_plane data_plane.*",
         needless("the loop's process has the batch, without its tensors"),
     ),
-    "async_rl.*": missing("of run_grpo_single_controller.py"),
+    **family(
+        "async_rl.",
+        "max_inflight_prompts max_buffered_rollouts",
+        needless("rollout.max_staleness paces what starts, and rollout.slots what is decoded"),
+    ),
+    **family(
+        "async_rl.",
+        "rollout_failure.* stall_watchdog.* generation_fleet_health.* generation_router.* "
+        "diagnostics",
+        needless("failures and stalls are events, and an engine that dies is replaced"),
+    ),
+    "async_rl.*": missing("rollout.max_staleness paces what starts"),
     "policy.max_grad_norm": to("learner.max_grad_norm", read=decimal),
     **family(
         "policy.",

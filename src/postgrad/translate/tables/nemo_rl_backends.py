@@ -127,7 +127,6 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
         "weight_decay_incr_style override_opt_param_scheduler",
         needless(common.SO_HERE),
     ),
-    "scheduler.lr_warmup_init": missing("the first update of a warm-up has 1/W of the rate"),
     "distributed_data_parallel_config.grad_reduce_in_fp32": missing_but(
         ON, "gradients are summed in float32"
     ),

@@ -163,11 +163,6 @@ OPTIMIZER: dict[str, Rule] = {  # after optim.
     "num_cycles": missing_but(("0.5",), "learner.schedule falls once, to min_lr_ratio"),
     **family(
         "",
-        "lr_warmup_init init_lr_ratio",
-        missing("the first update of a warm-up has 1/W of the rate"),
-    ),
-    **family(
-        "",
         "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype store_param_remainders "
         "override_optimizer_config.use_precision_aware_optimizer "
         "override_optimizer_config.bf16_stochastic_round",
