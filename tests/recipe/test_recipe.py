@@ -122,7 +122,9 @@ def test_rewards_whose_environment_cannot_be_built_have_no_names() -> None:
         _ = recipe.environment_weight
 
 
-@pytest.mark.parametrize("place", ["runs/a", "runs/a/mirror", "b/../runs/a/init/mirror", "saved/mirror"])
+@pytest.mark.parametrize(
+    "place", ["runs/a", "runs/a/mirror", "b/../runs/a/init/mirror", "saved/mirror"]
+)
 def test_a_mirror_is_no_part_of_what_it_holds(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,12 @@ class LoraSettings(Settings):
         return self.init != KAIMING
 
     @property
+    def start_rounds(self) -> int | None:
+        """Rounds of subspace iteration that PiSSA takes; None: all singular values, exactly."""
+        rounds = self.init.rpartition("_niter_")[2]
+        return int(rounds) if rounds.isdecimal() else None
+
+    @property
     def product_ranks(self) -> int:
         """How many times its rank its products have: those of PiSSA read both A and the first A."""
         return 2 if self.keeps_start else 1

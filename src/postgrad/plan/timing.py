@@ -12,6 +12,7 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.plan import exchange
+from postgrad.plan.adapters import start_seconds
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
@@ -25,6 +26,7 @@ from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
+START = "start of the adapter"  # what PiSSA computes once, before the first step and at a resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ def timing(
         each = forward_seconds(there.roles[-1], samples, there.sizes, on_them)
         once[name] = (geometry.steps or 0) * each
 
+    if costs.device.is_cpu and (start := _at_once(ranks, costs, _starting)):
+        once[START] = start
+
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.learner:
             return update_seconds(role, samples, geometry, sizes, costs)
@@ -152,6 +157,12 @@ def timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
         _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
+
+
+def _starting(role: PlannedRole, _: Sizes, costs: CostModel) -> float:
+    """Seconds until an adapter of PiSSA has begun, on every rank for itself."""
+    lora = role.model.lora if role.learner else None
+    return 0.0 if lora is None else start_seconds(role.shape, lora, costs.device.float32_flops)
 
 
 def _exchanged(
