@@ -225,8 +225,8 @@ class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
     dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights, "float16" in
-    float16 with a scaled loss; "auto" is bfloat16 on CUDA, and on a CPU what a short measurement at
-    the start of a run says.
+    float16 with a scaled loss; "auto" is bfloat16 on CUDA, but float32 on GPUs before compute
+    capability 8.0 (T4, V100), and on a CPU what a short measurement at the start of a run says.
     quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
     arXiv:2305.14314), those of the layers' matrices.
     """

@@ -166,9 +166,9 @@ def start_numbers(shape: ModelShape, lora: LoraSettings) -> int:
     return adapter_parameters(shape, lora.model_copy(update={"dora": False}))
 
 
-# Operations in float64 a second that the start of PiSSA gets of a CPU, as a share of the float32 peak
-# of the table of hardware: 29e9 exactly and 9.8e9 by subspace iteration of one core of an AMD EPYC
-# (Zen 5), matrices from 1024 x 1024 to 4096 x 4096, December 2026.
+# Operations in float64 a second that the start of PiSSA gets of a CPU, as a share of the float32
+# peak in the table of hardware: 29e9 exactly and 9.8e9 by subspace iteration of one core of an AMD
+# EPYC (Zen 5), matrices from 1024 x 1024 to 4096 x 4096, December 2026.
 EXACT, ITERATED = 29 / 180, 9.8 / 180
 
 

@@ -92,8 +92,9 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
 
 def _start(role: PlannedRole) -> Iterator[MemoryLine]:
-    """What an adapter of PiSSA began with, and what computing that takes; and for the backward pass, beside it, both A and both B
-    of each layer as products read them, or of one layer where layers are computed again.
+    """What an adapter of PiSSA began with, and what computing that takes; and for the backward
+    pass, beside it, both A and both B of each layer as products read them, or of one layer where
+    layers are computed again.
     """
     lora = role.model.lora
     assert lora is not None

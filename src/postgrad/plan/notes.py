@@ -52,8 +52,9 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
+    yield from _dtype_note(plan)
     yield from _start_note(plan)
-    yield from _mask_note(plan.recipe)
+    yield from _mask_note(plan)
     yield from _teacher_note(plan.recipe)
     if each := stored_bytes(plan.recipe):
         yield _stored(each, plan.lengths)
@@ -120,6 +121,23 @@ def _turns_note(recipe: Recipe) -> Iterator[str]:
     )
 
 
+def _dtype_note(plan: RunPlan) -> Iterator[str]:
+    """Of GPUs that convert bfloat16 before they multiply."""
+    name, dtype = plan.hardware.device.name, plan.recipe.model.dtype
+    if plan.hardware.device.bfloat16 or dtype == "float16":
+        return
+    if dtype == "bfloat16":
+        yield (
+            f'model.dtype = "bfloat16": a {name} has no products of bfloat16 and converts each '
+            'number, so that a run takes much longer than planned: use "float16" or "float32"'
+        )
+        return
+    yield (
+        f'a {name} has no products of bfloat16: model.dtype = "auto" is float32 there. "float16", '
+        "with a scaled loss, is faster and rounds more (docs/gpus.md)"
+    )
+
+
 def _start_note(plan: RunPlan) -> Iterator[str]:
     """How long PiSSA takes before the first step, and a faster way where that is long."""
     trained = [role for role in plan.roles if role.learner]
@@ -144,7 +162,8 @@ def _start_note(plan: RunPlan) -> Iterator[str]:
     yield note
 
 
-def _mask_note(recipe: Recipe) -> Iterator[str]:
+def _mask_note(plan: RunPlan) -> Iterator[str]:
+    recipe = plan.recipe
     if not isinstance(recipe, RLRecipe) or not recipe.rollout.keep_sampling_mask:
         return
     samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
@@ -152,9 +171,11 @@ def _mask_note(recipe: Recipe) -> Iterator[str]:
     if recipe.rollout.top_k:
         size = f"up to {tokens * mask_bytes(recipe) / 1e6:.3g} MB"
     else:
+        most = 4 * tokens * recipe.rollout.top_p * plan.roles[0].shape.vocab_size
         size = (
             f"{4 * tokens / 1e6:.3g} MB for each token that filters leave on average "
-            "(sampling/mask_size), which rollout.top_k would bound"
+            f"(sampling/mask_size), {gigabytes(most)} of an even distribution: rollout.top_k would "
+            "bound them"
         )
     yield f"sampling masks of a step take {size}, in the first process and on each rank"
 
