@@ -244,8 +244,8 @@ def _visible_slice(allowed: str | None) -> _Slice | None:
     """
     slices, gpu = list[_Slice](), ""
     for line in _nvidia_smi("-L").splitlines():
-        if whole := re.match(r"GPU \d+: (.+) \(UUID", line):
-            gpu = whole[1]
+        if card := re.match(r"GPU \d+: (.+) \(UUID", line):
+            gpu = card[1]
         elif part := re.match(r"\s+MIG (?:\d+c\.)?(\d+)g\.(\d+)gb.*\(UUID: (MIG-[^)]+)\)", line):
             slices.append(_Slice(gpu, part[3], int(part[1]), int(part[2]) * 10**9))
     first = (allowed or "").partition(",")[0].strip()

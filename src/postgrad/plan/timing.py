@@ -118,7 +118,7 @@ def timing(
     saves, which are written during the next step. ranks: the policy's first. costs: of these.
     devices: all cards of the run.
     """
-    once, step = dict[str, float](), dict[str, float]()
+    once, step = _started(ranks, costs), dict[str, float]()
     samples = Samples.of(recipe, geometry, lengths)
     staleness, longest, publish = 0, 0.0, None
     if isinstance(recipe, RLRecipe):
@@ -137,9 +137,6 @@ def timing(
         each = forward_seconds(there.roles[-1], samples, there.sizes, on_them)
         once[name] = (geometry.steps or 0) * each
 
-    if costs.device.is_cpu and (start := _at_once(ranks, costs, _starting)):
-        once[START] = start
-
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.learner:
             return update_seconds(role, samples, geometry, sizes, costs)
@@ -157,6 +154,12 @@ def timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
         _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
+
+
+def _started(ranks: Sequence[PlannedRanks], costs: CostModel) -> dict[str, float]:
+    """Seconds until adapters have begun; without an entry on GPUs, where nothing was measured."""
+    seconds = _at_once(ranks, costs, _starting) if costs.device.is_cpu else 0.0
+    return {START: seconds} if seconds else {}
 
 
 def _starting(role: PlannedRole, _: Sizes, costs: CostModel) -> float:
