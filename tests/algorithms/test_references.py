@@ -500,10 +500,14 @@ def test_a_lower_bound_of_cispo_is_of_the_weight_alone(low: float, least: float)
         ("pass_at_k", {"reward_scaling": "running"}, "PassAtK does not read it"),
         ("grpo", {"kl_corrected": True}, "of a KL in the loss"),
         ("cispo", {"clip_low": 1.2}, "less than or equal to 1"),
-        ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do"),
+        ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do, leave it out"),
         ("grpo", {"dual_clip": 1.0}, "greater than 1"),
-        ("grpo", {"correction_high": 2.0}, "correction is off"),
-        ("grpo", {"correction": "tis", "correction_low": 2.5}, "is not below correction_high"),
+        ("grpo", {"correction_high": 2.0}, r"correction = .off. has none"),
+        (
+            "grpo",
+            {"correction": "tis", "correction_low": 2.5},
+            "correction_low = 2.5 is not below correction_high = 2: .* raise the second",
+        ),
         (
             "grpo",
             {"correction": "sequence_mask", "correction_level": "sequence"},

@@ -307,11 +307,50 @@ def test_an_object_of_another_content_is_named(saved: Saved, tmp_path: Path) -> 
     mirror = claimed()
     saved.upload(mirror, 3)
     name = "/bucket/run/checkpoints/step-000003/policy.weights.safetensors"
+    flip_last_bit(name)
+    with pytest.raises(Damaged, match=r"policy.weights.safetensors is damaged: its SHA-256"):
+        mirror.download(3, tmp_path / "to")
+
+
+def flip_last_bit(name: str) -> None:
     content = bytearray(FailingStore.store[name].getvalue())
     content[-1] ^= 1
     fsspec.filesystem("failing").pipe_file(name, bytes(content))
-    with pytest.raises(Damaged, match=r"policy.weights.safetensors is damaged: its SHA-256"):
-        mirror.download(3, tmp_path / "to")
+
+
+def test_a_piece_that_a_download_saw_damaged_is_uploaded_again(
+    saved: Saved, tmp_path: Path
+) -> None:
+    mirror, reader = claimed(), Mirror(URL)
+    saved.upload(mirror, 2)
+    table = mirror.table(2)
+    damaged = table.files["metrics.jsonl"][1][0]
+    flip_last_bit(f"/bucket/run/pieces/{damaged}")
+    with pytest.raises(Damaged, match=f"{damaged} is damaged: .*; removed, so that the next"):
+        reader.download_file(table, "metrics.jsonl", tmp_path / "log", tmp_path / "none")
+    saved.upload(mirror, 3)
+    (tmp_path / "to").mkdir()
+    assert newest_intact(tmp_path / "to") == 3
+    reader.download_file(table, "metrics.jsonl", tmp_path / "old log", tmp_path / "none")
+
+
+def test_a_piece_that_was_damaged_on_its_way_alone_stays(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = claimed()
+    saved.upload(mirror, 3)
+    table, before, readings = mirror.table(3), objects(), list[str]()
+    read = FailingStore.cat_file
+
+    def garbled(store: FailingStore, path: str, **where: Any) -> bytes:
+        readings.append(path)
+        content = read(store, path, **where)
+        return bytes(len(content)) if readings.count(path) == 1 else content
+
+    monkeypatch.setattr(FailingStore, "cat_file", garbled)
+    mirror.download_file(table, "metrics.jsonl", tmp_path / "log", tmp_path / "none")
+    assert (tmp_path / "log").read_bytes() == saved.log.read_bytes()
+    assert objects() == before
 
 
 def test_a_url_that_nothing_opens_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +368,7 @@ def test_a_url_that_nothing_opens_is_one_message(monkeypatch: pytest.MonkeyPatch
         ("s3://", "a URL of a folder is expected"),
         ("simplecache::s3://a/b", "a URL of a folder is expected"),
         ("s3://a/b?x=1", "a URL of a folder is expected"),
+        ("memory://folder", "gone when the run ends"),
         ("sftp://me:secret@host/folder", "a password in it would be in every recipe.json"),
     ],
 )

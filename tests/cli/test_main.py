@@ -9,11 +9,13 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.terminal import Terminal
 from postgrad import __version__
 from postgrad.cli.main import main
 from postgrad.recipe.load import load_recipe
+from postgrad.tools import doctor
 
 RECIPE = """
 job = "sft"
@@ -241,6 +243,20 @@ def test_doctor_says_what_a_run_would_choose(files: Files) -> None:
     code, out, _ = files.run("doctor", "--json")
     assert code == 0
     assert json.loads(out)["postgrad"] == __version__
+
+
+@pytest.mark.parametrize(("capability", "told"), [((7, 5), True), ((8, 0), False)])
+def test_doctor_names_gpus_that_convert_bfloat16(
+    capability: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in {
+        "is_available": True, "device_count": 1, "mem_get_info": (0, 15 * 2**30),
+        "get_device_name": "Tesla T4", "get_device_capability": capability,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *which, answer=answer: answer)
+    table = dict(doctor.rows(doctor.examine()))
+    assert table["CUDA devices"].startswith("Tesla T4, 15 GiB")
+    assert ('model.dtype = "auto" is float32' in table["CUDA devices"]) == told
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest(files: Files) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.adapters import moved
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import reported_to
 from postgrad.models.adapter_files import merged_state, write_adapter
 from postgrad.models.adapter_start import principal_factors
 from postgrad.models.adapters import Adapter, add_adapter
@@ -210,3 +211,15 @@ def test_a_rank_above_the_sides_of_a_matrix_is_refused(model: Callable[..., Any]
     settings = LoraSettings(rank=40, init="pissa")
     with pytest.raises(UsageError, match=r'init = "pissa": model.layers.0.* has no 40 singular'):
         add_adapter(model(), settings, seed=0)
+
+
+def test_progress_is_told_for_each_matrix(model: Callable[..., Any]) -> None:
+    """A long start would look like a hang to people, and to the watchdog."""
+    told: list[tuple[str, int, int | None]] = []
+    with reported_to(lambda *what: told.append(what)):
+        add_adapter(model(), LoraSettings(rank=2), seed=0)
+        assert told == []
+        lm = model()
+        add_adapter(lm, PISSA, seed=0)
+    count = 7 * lm.config.num_hidden_layers
+    assert told == [("matrices for PiSSA", number, count) for number in range(count)]

@@ -121,6 +121,19 @@ def test_auto_is_bfloat16_on_cuda_and_float32_elsewhere() -> None:
     assert compute_dtype("float32", torch.device("cuda")) == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [((7, 0), torch.float32), ((7, 5), torch.float32), ((8, 0), torch.bfloat16)],
+)
+def test_auto_is_float32_on_gpus_that_would_convert_bfloat16(
+    capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert compute_dtype("auto", torch.device("cuda")) == dtype
+    assert compute_dtype("bfloat16", torch.device("cuda")) == torch.bfloat16  # as it says
+
+
 def test_new_tensors_of_a_deterministic_run_are_not_written_twice() -> None:
     apply(Placement("cpu", 1, True))
     assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]

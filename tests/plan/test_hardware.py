@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from postgrad.core.errors import UsageError
+from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan import hardware
 from postgrad.plan.hardware import (
     FIGURES,
@@ -18,6 +19,9 @@ from postgrad.plan.hardware import (
     parse_hardware,
     this_machine,
 )
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, make_plan
+from postgrad.recipe.load import parse_recipe
 
 BUILTIN = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})
 ROW = """
@@ -74,9 +78,11 @@ def test_a_copy_to_or_from_the_host_is_as_fast_as_people_measured_it() -> None:
         planned = device.host_bytes_per_second * efficiency_of(device).host
         assert planned / 1e9 == pytest.approx(measured, rel=0.04), name
     newer = {"RTX-5090", "H100", "H100-PCIe", "H200", "B200", "MI300X", "MI325X"}
-    for name, device in BUILTIN.items():  # PCIe 5.0 and 4.0
+    older = {"T4", "V100-32G"}
+    for name, device in BUILTIN.items():  # PCIe 5.0, 3.0 and 4.0
         if not device.is_cpu:
-            assert device.host_bytes_per_second == (64e9 if name in newer else 32e9)
+            wanted = 64e9 if name in newer else 16e9 if name in older else 32e9
+            assert device.host_bytes_per_second == wanted
 
 
 @pytest.mark.parametrize(
@@ -105,10 +111,10 @@ def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int,
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("8xV100", "did you mean H100"),
+        ("8xV100", "which one: V100-32G"),
         ("RTX 3090", "did you mean RTX-[45]090"),
         ("A100", "which one: A100-40G, A100-40G-PCIe, A100-80G, A100-80G-PCIe"),
-        ("toaster", "Known are RTX-4090"),
+        ("toaster", "Known are T4, V100-32G, RTX-4090"),
         ("0xH100", "expected a count and a device"),
         ("", "expected a count and a device"),
     ],
@@ -219,6 +225,42 @@ def test_a_part_of_a_gpu_has_the_memory_that_its_driver_says(
     assert (found.count, found.device.memory_bytes) == (2, 20480 * 2**20)
 
 
+SLICED = """NVIDIA A100-SXM4-80GB, 81920
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5e)
+  MIG 3g.40gb     Device  0: (UUID: MIG-aa11)
+  MIG 1c.1g.10gb  Device  1: (UUID: MIG-bb22)
+"""
+
+
+@pytest.mark.parametrize(
+    ("allowed", "sevenths", "gigabytes"),
+    [
+        (None, 3, 40),
+        ("0", 3, 40),
+        ("MIG-bb22", 1, 10),
+        ("MIG-bb", 1, 10),
+        ("MIG-bb22,MIG-aa11", 1, 10),
+    ],
+)
+def test_a_slice_of_mig_is_planned_as_the_part_that_it_is(
+    allowed: str | None,
+    sevenths: int,
+    gigabytes: int,
+    driver: Callable[[str | Exception], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver(SLICED)
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    found, card = this_machine(BUILTIN), BUILTIN["A100-80G"]
+    assert (found.count, found.device.name) == (1, card.name)
+    assert found.device.memory_bytes == gigabytes * 10**9
+    assert found.device.bf16_flops == pytest.approx(sevenths / 7 * card.bf16_flops)
+    assert found.device.bandwidth == pytest.approx(
+        gigabytes * 1e9 / card.memory_bytes * card.bandwidth
+    )
+
+
 def test_a_driver_that_does_not_say_how_much_memory_leaves_the_tables(
     driver: Callable[[str | Exception], None],
 ) -> None:
@@ -272,3 +314,35 @@ def test_torch_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("Tesla T4", "T4"), ("Tesla V100-SXM2-32GB", "V100-32G")]
+)
+def test_cards_without_products_of_bfloat16_plan_auto_as_float32(
+    name: str, found: str, driver: Callable[[str | Exception], None]
+) -> None:
+    driver(f"{name}, 999999\n")
+    machine = this_machine(BUILTIN)
+    assert machine.device == BUILTIN[found]
+
+    def plan(dtype: str, hardware: Any) -> Any:
+        table = {
+            "run_dir": "run", "job": "sft", "steps": 1,
+            "data": {"path": "rows.jsonl", "max_len": 64},
+            "model": {"path": "Qwen/Qwen3-0.6B", "dtype": dtype},
+        }  # fmt: skip
+        return make_plan(parse_recipe(table), Facts(shape_of_model, hardware))
+
+    stated = {dtype: plan(dtype, machine) for dtype in ("auto", "float32", "float16", "bfloat16")}
+    assert stated["auto"].memory == stated["float32"].memory
+    assert stated["auto"].timing == stated["float32"].timing
+    assert stated["auto"].timing.step_seconds > stated["float16"].timing.step_seconds
+    assert stated["auto"].recipe.model.dtype == "float32"
+    ours = {dtype: " ".join(Page(each, ()).notes()) for dtype, each in stated.items()}
+    assert '"auto" is float32 there' in ours["auto"]
+    assert "takes much longer than planned" in ours["bfloat16"]
+    assert "products of bfloat16" not in ours["float16"]
+    newer = plan("auto", parse_hardware("L40S", BUILTIN))
+    assert newer.recipe.model.dtype == "auto"
+    assert "products of bfloat16" not in " ".join(Page(newer, ()).notes())

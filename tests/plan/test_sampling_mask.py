@@ -34,9 +34,9 @@ def test_a_plan_says_what_sampling_masks_take() -> None:
     assert note_of("sampling masks") == ""
     # 64 x 8 samples of 250 tokens: 128 000 tokens, each with 4 bytes and 4 for each of 20 ids
     assert "take up to 10.8 MB," in note_of("sampling masks", top_k=20, **kept)
-    assert "take 0.512 MB for each token that filters leave" in note_of(
-        "sampling masks", top_p=0.9, **kept
-    )
+    unbounded = note_of("sampling masks", top_p=0.95, **kept)
+    assert "take 0.512 MB for each token that filters leave" in unbounded
+    assert "73.9 GB of an even distribution: rollout.top_k would bound them" in unbounded
 
 
 def test_samples_ahead_have_their_masks_too() -> None:

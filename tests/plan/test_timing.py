@@ -6,12 +6,14 @@ import pytest
 
 from helpers.model_types import config_of
 from postgrad.models.known_shapes import any_shape, shape_of_model
+from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
+from postgrad.plan.adapters import start_scratch, start_seconds
 from postgrad.plan.batches import batch_json
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, RunPlan, make_plan
-from postgrad.plan.timing import Timing
+from postgrad.plan.timing import START, Timing
 from postgrad.recipe.load import parse_recipe
 
 # CPU seconds of one thread of an AMD EPYC, November 2026: benchmarks.growth, a fresh 6M Qwen2.
@@ -112,3 +114,66 @@ def test_a_type_whose_layers_were_not_counted_is_told(kind: str, told: bool) -> 
         "what layers of a gpt2 model keep for the backward pass is estimated as a dense decoder's"
     )
     assert notes == ([f"{text} of the same sizes"] if told else [])
+
+
+# Seconds and bytes beside the weights, of one core of an AMD EPYC (Zen 5), December 2026:
+# principal_factors of rank 64, from the named matrix of a layer of that width and inner width.
+STARTS = {
+    ("o_proj", 1024, 4096, "pissa"): (0.774, 63.0e6),
+    ("o_proj", 1024, 4096, "pissa_niter_4"): (0.154, None),
+    ("up_proj", 1024, 4096, "pissa"): (1.606, 147.3e6),
+    ("down_proj", 1024, 4096, "pissa"): (1.585, 147.2e6),
+    ("up_proj", 512, 4096, "pissa"): (None, 64.4e6),
+    ("down_proj", 1024, 4096, "pissa_niter_4"): (0.472, 55.2e6),
+    ("o_proj", 2048, 6144, "pissa"): (7.472, None),
+    ("up_proj", 2048, 6144, "pissa"): (11.635, None),
+    ("up_proj", 2048, 6144, "pissa_niter_4"): (1.657, None),
+    ("up_proj", 2048, 6144, "pissa_niter_16"): (6.361, None),
+    ("o_proj", 4096, 11008, "pissa_niter_4"): (2.144, None),
+}
+
+
+@pytest.mark.parametrize(("case", "measured"), STARTS.items(), ids=str)
+def test_the_start_of_pissa_is_estimated_within_a_quarter(
+    case: tuple[str, int, int, str], measured: tuple[float | None, float | None]
+) -> None:
+    target, width, inner, init = case
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 1}
+    shape = shape_of_model(ModelSettings(init=ModelInit(**{**INIT, **sizes})))
+    lora = LoraSettings(rank=64, init=init, targets=(target,))
+    seconds, count = measured
+    if seconds:
+        peak = catalogue({})["CPU-BF16"].float32_flops
+        assert start_seconds(shape, lora, peak) == pytest.approx(seconds, rel=0.25)
+    if count:
+        assert start_scratch(shape, lora) == pytest.approx(count, rel=0.1)
+
+
+def with_pissa(init: str, hardware: str) -> RunPlan:
+    lora = {"rank": 64, "init": init}
+    table = {
+        "run_dir": "run", "job": "sft", "steps": 1, "data": {"path": "rows.jsonl", "max_len": 64},
+        "model": {"path": "Qwen/Qwen3-0.6B", "dtype": "float32", "lora": lora},
+    }  # fmt: skip
+    one = Hardware(count=1, device=catalogue({})[hardware])
+    return make_plan(parse_recipe(table), Facts(shape_of_model, one))
+
+
+def test_a_plan_tells_what_the_start_of_pissa_takes_and_a_faster_way() -> None:
+    fresh, exact, quick = (
+        with_pissa(init, "CPU-BF16") for init in ("kaiming", "pissa", "pissa_niter_4")
+    )
+    assert (fresh.timing.once, [*exact.timing.once]) == ({}, [START])
+    assert exact.timing.once[START] > 4 * quick.timing.once[START] > 60
+    assert exact.timing.hours is not None
+    assert exact.timing.hours > exact.timing.once[START] / 3600
+    assert [row for row in Page(exact, ()).time_rows() if row[0] == f"{START}, once"]
+    loaded = [plan.memory.at("load") for plan in (exact, quick, fresh)]
+    assert loaded == sorted(set(loaded), reverse=True)
+    told = {hardware: " ".join(Page(with_pissa("pissa", hardware), ()).notes())
+            for hardware in ("CPU-BF16", "H100")}  # fmt: skip
+    assert all('init = "pissa_niter_4" comes near it in' in notes for notes in told.values())
+    assert "on a GPU it was not measured" in told["H100"]
+    assert with_pissa("pissa", "H100").timing.once == {}  # no number without a measurement
+    assert "comes near it" not in " ".join(Page(quick, ()).notes())
+    assert "PiSSA" not in " ".join(Page(fresh, ()).notes())

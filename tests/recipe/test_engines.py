@@ -153,6 +153,10 @@ def test_a_transport_that_nothing_would_take_is_refused() -> None:
         ({}, "and it has none"),
         ({"lora": {}, "quantize": "4bit"}, 'model.quantize = "4bit": vLLM would apply it to other'),
         ({"lora": {"dora": True}}, "vLLM applies no lengths of rows"),
+        (
+            {"lora": {"init": "pissa"}},
+            r'init = "pissa", whose change of the base has twice the rank',
+        ),
         ({"lora": {"modules_to_save": ["lm_head"]}}, "vLLM takes no whole modules"),
     ],
 )

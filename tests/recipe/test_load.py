@@ -660,9 +660,21 @@ def test_layers_that_ranks_share_may_be_compiled(write: Write, key: str) -> None
     assert load_recipe(write(), (*flags, "auto")).model.compile == "auto"
 
 
-def test_rows_whose_lengths_are_trained_are_not_cut(write: Write) -> None:
-    flags = (*RANKS, "--model.lora.dora", "true", "--learner.tensor_parallel")
-    with pytest.raises(UsageError, match=r"learner\.tensor_parallel: 2: DoRA needs the lengths"):
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        (("--model.lora.dora", "true"), "DoRA needs the lengths"),
+        (
+            ("--model.lora.init", "pissa"),
+            r'begins with \(init = "pissa"\) is kept whole.*"kaiming"',
+        ),
+    ],
+)
+def test_adapters_that_need_whole_matrices_are_not_cut(
+    write: Write, adapter: tuple[str, ...], told: str
+) -> None:
+    flags = (*RANKS, *adapter, "--learner.tensor_parallel")
+    with pytest.raises(UsageError, match=rf"learner\.tensor_parallel: 2: .*{told}"):
         load_recipe(write(), (*flags, "2"))
     assert load_recipe(write(), (*flags, "1")).model.lora is not None
 

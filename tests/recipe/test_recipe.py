@@ -1,5 +1,6 @@
 """What a recipe answers about its job, so that nobody has to ask which class it is of."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +120,18 @@ def test_rewards_whose_environment_cannot_be_built_have_no_names() -> None:
     assert recipe.reward_components is None
     with pytest.raises(UsageError, match="no environment is called"):
         _ = recipe.environment_weight
+
+
+@pytest.mark.parametrize(
+    "place", ["runs/a", "runs/a/mirror", "b/../runs/a/init/mirror", "saved/mirror"]
+)
+def test_a_mirror_is_no_part_of_what_it_holds(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for root in (f"file://{tmp_path}", f"local://{tmp_path}/link", "file://."):
+        with pytest.raises(UsageError, match=r"checkpoint\.mirror: .* would hold copies of itself"):
+            sft(checkpoint={"ckpt_path": "saved", "mirror": f"{root}/{place}"})
+    for mirror in (f"file://{tmp_path}/runs/apart", "s3://runs/a/mirror"):
+        sft(checkpoint={"ckpt_path": "saved", "mirror": mirror})

@@ -166,7 +166,7 @@ REFUSED = {
     "a margin that the loss does not know": (
         PAIRS.format(job="reward")
         + '[algorithm]\ntype = "bradley_terry"\nloss = "log_exp"\nmargin = true\n',
-        "the log_exp loss has no margin: set loss = 'log_sigmoid'",
+        "the log_exp loss has no margin: set loss = 'log_sigmoid', or leave margin out",
     ),
     "one column that is both answers": (
         PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nchosen = "rejected"'),

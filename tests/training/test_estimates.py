@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
+from postgrad.plan.hardware import parse_hardware
 from postgrad.training import estimates
 from postgrad.training.start import resume, train
 
@@ -121,3 +124,19 @@ def test_on_a_gpu_the_reserved_bytes_are_beside_the_plans(make_recipe: MakeRecip
     beside = of.beside(make_recipe("sft"), metrics, peaks)
     assert beside["train"]["memory_bytes"] == 11
     assert of.columns == {"estimated/train_reserved_bytes": 5}
+
+
+@pytest.mark.parametrize(("torchs", "planned"), [(9_000_000_000, 9_000_000_000), (10**12, None)])
+def test_a_run_plans_with_the_memory_that_torch_reports(
+    torchs: int, planned: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a slice of a card, or of a virtual machine's part."""
+    card = parse_hardware("A100-80G")
+    monkeypatch.setattr(estimates, "require_device", lambda choices: None)
+    monkeypatch.setattr(estimates, "this_machine", lambda: card)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    seen = SimpleNamespace(total_memory=torchs)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: seen)
+    choices: Any = SimpleNamespace(device="cuda", threads=1)
+    here = estimates.hardware_here(choices)
+    assert here.device.memory_bytes == (planned or card.device.memory_bytes)

@@ -91,3 +91,50 @@ def test_a_replay_learns_what_the_recorded_run_learned_and_needs_its_masks(
     source = {"source": "replay", "replay_path": without.run_dir}
     with pytest.raises(RunError, match="samples came without their masks"):
         train(make_recipe("rl", "lacks", rollout={**kept, **source}, steps=1), console)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.usefixtures("ray_cluster")
+def test_masks_reach_the_ranks_of_the_policy_and_not_of_the_critic(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks behind Ray learn what one process learns from the same samples."""
+    pytest.importorskip("ray")
+    from postgrad.cluster.workers import RankGroup
+
+    sent: set[tuple[str, str, bool]] = set()
+    call = RankGroup.call
+
+    def watched(group: RankGroup, method: str, *arguments: Any) -> Any:
+        if method == "do" and arguments[1] in ("logprobs", "scores", "update"):
+            role, asked, read = arguments[:3]
+            sequences = read.experience.sequences if asked == "update" else read
+            sent.add((role, asked, sequences.sampling_mask is not None))
+        return call(group, method, *arguments)
+
+    monkeypatch.setattr(RankGroup, "call", watched)
+    kept = {**NUCLEUS, "keep_sampling_mask": True}
+    same: dict[str, Any] = {
+        "algorithm": {"type": "ppo", "kl_coef": 0.05},
+        "critic": {"learner": {"eps": 1e-6}},
+        "batch": {"train_batch_size": 8},
+        "steps": 2,
+    }
+    learner: dict[str, Any] = {"eps": 1e-6}  # moments of nothing but rounding decide no step
+    several = make_recipe(
+        "rl", "several", rollout=kept, learner={**learner, "ranks": 2, "sharding": "zero2"},
+        cluster={"type": "ray", "start_seconds": 600.0}, **same,
+    )  # fmt: skip
+    train(several, console)
+    assert {role: with_mask for role, _, with_mask in sent} == {
+        "policy": True, "reference": True, "critic": False,
+    }  # fmt: skip
+    assert ("critic", "update", False) in sent
+    replay = {**kept, "source": "replay", "replay_path": several.run_dir}
+    alone = make_recipe("rl", "alone", rollout=replay, learner=learner, **same)
+    train(alone, console)
+    for here, there in zip(steps_of(alone), steps_of(several), strict=True):
+        for name in ("policy/logprob", "policy/grad_norm", "critic/loss", "correction/ratio"):
+            if name in here:
+                assert there[name] == pytest.approx(here[name], rel=1e-4), name

@@ -224,6 +224,7 @@ def test_datasets_have_teachers_of_tokens_and_of_text(
         ({"data": {"hint": "It is {answer}."}}, "leave data.hint out"),
         ({"environment": {"type": "calculator"}}, "replies between several"),
         ({"rollout": {"source": "replay", "replay_path": "x"}}, "recorded samples have none"),
+        ({"rollout": {"stop": ["### Instruction:"]}}, "would grade them down: end answers with"),
         ({"teacher": {"align": "text", "model": {}, "sets": "x"}}, r"names none \(model\.path\)"),
     ],
 )

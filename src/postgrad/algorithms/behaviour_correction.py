@@ -69,17 +69,26 @@ class BehaviourCorrection(RolloutAlgorithm):
         if self.correction in ("off", "metrics"):
             for name in ("correction_low", "correction_high"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} bounds a correction, and correction is off")
+                    raise ValueError(
+                        f"{name} bounds the weights of a correction, and correction = "
+                        f'"{self.correction}" has none: leave it out, or choose one, such as "tis"'
+                    )
         elif self.bounds[0] >= self.bounds[1]:
-            raise ValueError(f"correction_low {self.bounds[0]} is not below correction_high")
+            low, high = self.bounds
+            raise ValueError(
+                f"correction_low = {low:g} is not below correction_high = {high:g}: no weight "
+                "could lie between them, lower the first or raise the second"
+            )
         if self.correction_level == "sequence" and self.correction not in ("tis", "icepop"):
             raise ValueError(
                 'correction_level = "sequence" is of correction = "tis" and "icepop", which weigh '
-                "the policy loss"
+                f'the policy loss: use one of them in place of "{self.correction}", or leave the '
+                "level out"
             )
         if self.correction_normalised and self.correction not in ("tis", "icepop"):
             raise ValueError(
-                'correction_normalised divides the weights of correction = "tis" and "icepop"'
+                'correction_normalised divides the weights of correction = "tis" and "icepop": use '
+                f'one of them in place of "{self.correction}", or leave it out'
             )
         return self
 
@@ -104,7 +113,12 @@ class BehaviourCorrection(RolloutAlgorithm):
             low, high = kept if isinstance(kept, tuple) else (0.0, kept)
             least = 1.0 if name == "mean_error" else 0.0  # w = 1 everywhere gives this
             if not 0.0 <= low < high or high <= least:
-                raise ValueError(f"{place} = {kept}: nothing would be kept of any sample")
+                wanted = f"a bound above {least:g}"
+                if isinstance(kept, tuple):
+                    wanted = "[low, high] with 0 <= low < high"
+                raise ValueError(
+                    f"{place} = {kept}: nothing would be kept of any sample, give {wanted}"
+                )
         return self
 
     @property

@@ -35,7 +35,9 @@ class BradleyTerry(RewardAlgorithm):
     @model_validator(mode="after")
     def _margin_needs_log_sigmoid(self) -> Self:
         if self.margin and self.loss == "log_exp":
-            raise ValueError("the log_exp loss has no margin: set loss = 'log_sigmoid'")
+            raise ValueError(
+                "the log_exp loss has no margin: set loss = 'log_sigmoid', or leave margin out"
+            )
         return self
 
     def experience(self, sequences: Sequences, targets: NDArray[np.float64]) -> Experience:

@@ -33,7 +33,9 @@ class CISPO(GRPO):
     @classmethod
     def _no_dual_clip(cls, dual_clip: float | None) -> float | None:
         if dual_clip is not None:
-            raise ValueError("CISPO bounds the ratio itself: there is nothing for dual_clip to do")
+            raise ValueError(
+                "CISPO bounds the ratio itself: there is nothing for dual_clip to do, leave it out"
+            )
         return dual_clip
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:

@@ -44,7 +44,11 @@ class TokenSelection(RolloutAlgorithm):
     @model_validator(mode="after")
     def _covariances_are_in_order(self) -> Self:
         if self.covariance_low >= self.covariance_high:
-            raise ValueError(f"covariance_low {self.covariance_low} is not below covariance_high")
+            raise ValueError(
+                f"covariance_low = {self.covariance_low:g} is not below covariance_high = "
+                f"{self.covariance_high:g}: no token could be drawn between them, lower the first "
+                "or raise the second"
+            )
         return self
 
     def selection(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.checkpoint.manifest import MANIFEST, Damaged, Entry, read_manifest
-from postgrad.checkpoint.object_store import MirrorFailed, ObjectStore
+from postgrad.checkpoint.object_store import Altered, MirrorFailed, ObjectStore
 from postgrad.checkpoint.schema import ManifestSchema, MirrorSchema, TableSchema, require
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.untrusted import MOST_BYTES, open_file, parse_json, readable
@@ -222,7 +222,8 @@ class Mirror:
 
     def download_file(self, table: FileTable, name: str, to: Path, here: Path) -> None:
         """Writes one file of a table to `to`. Pieces that `here` has, the file of another time, are
-        taken from there. Raises Damaged where a piece is missing or has another content.
+        taken from there. Raises Damaged where a piece is missing or has another content: such a
+        piece is removed, and the next upload of a run that has it sends it again.
         """
         size, pieces = table.files[name]
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +234,23 @@ class Mirror:
                 if len(content) == wanted and hashlib.sha256(content).hexdigest() == digest:
                     file.write(content)
                 else:
-                    self._store.receive(f"{_PIECES}/{digest}", Entry(wanted, digest), file)
+                    file.write(self._receive_piece(Entry(wanted, digest)))
+
+    def _receive_piece(self, entry: Entry) -> bytes:
+        """A piece. One of another content than its name says helps nobody, and while it is there no
+        upload would replace it: it is removed, if a second reading gives no other content.
+        """
+        place, content = f"{_PIECES}/{entry.sha256}", io.BytesIO()
+        with suppress(Altered):
+            self._store.receive(place, entry, content)
+            return content.getvalue()
+        content = io.BytesIO()
+        try:
+            self._store.receive(place, entry, content)
+        except Altered as error:
+            self._store.remove(place)
+            raise Altered(f"{error}; removed, so that the next upload replaces it") from error
+        return content.getvalue()
 
     def _send_files(
         self, step: int, files: Mapping[str, tuple[Path, int]]

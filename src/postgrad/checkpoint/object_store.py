@@ -25,6 +25,10 @@ class MirrorFailed(RunError):
     """A mirror could not be reached, or did not take what was written to it."""
 
 
+class Altered(Damaged):
+    """An object of the right size whose content is not what its hash says."""
+
+
 class ObjectStore:
     """Objects by their places below a URL: "checkpoints/step-000010/manifest.json".
 
@@ -106,7 +110,9 @@ class ObjectStore:
             )
 
     def receive(self, place: str, entry: Entry, file: BinaryIO) -> None:
-        """Appends an object to `file`. Raises Damaged where it is not what `entry` says."""
+        """Appends an object to `file`. Raises Damaged where it is not what `entry` says: Altered
+        where only its content differs.
+        """
         size = self._size(place)
         if size != entry.size:
             raise Damaged(f"{self.url}/{place} has {size} bytes, and {entry.size} are expected")
@@ -124,7 +130,7 @@ class ObjectStore:
                     digest.update(content)
                     file.write(content)
         if digest.hexdigest() != entry.sha256:
-            raise Damaged(f"{self.url}/{place} is damaged: its SHA-256 is another")
+            raise Altered(f"{self.url}/{place} is damaged: its SHA-256 is another")
 
     def _size(self, place: str) -> int:
         with self._reached(place):

@@ -1,6 +1,7 @@
 """The [checkpoint] section of a recipe."""
 
 import re
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -66,12 +67,23 @@ class CheckpointSettings(Settings):
             raise ValueError(
                 "a URL of a folder is expected, such as s3://bucket/folder or file:///folder"
             )
+        if mirror.startswith("memory://"):
+            raise ValueError(
+                f"{mirror!r} is a folder in this process, which is gone when the run ends: name "
+                "one that another machine can read, such as s3://bucket/folder or file:///folder"
+            )
         if re.match(r"[^/]+://[^/]*:[^/]*@", mirror):
             raise ValueError(
                 "a password in it would be in every recipe.json: leave it to the environment, or "
                 "to the configuration file of the package that opens the URL"
             )
         return mirror
+
+    @property
+    def mirror_folder(self) -> Path | None:
+        """The folder of this machine that is the mirror; None where it is a store's, or absent."""
+        scheme, _, place = self.mirror.partition("://")
+        return Path(place).expanduser().resolve() if scheme in ("file", "local") else None
 
     def most_kept(self, steps: int) -> int:
         """How many checkpoints a run of `steps` steps keeps at a time, at most: the newest, the

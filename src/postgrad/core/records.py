@@ -293,6 +293,11 @@ class Sequences:
         ]
         return self.tokens.like(np.concatenate(rows))
 
+    @property
+    def unmasked(self) -> "Sequences":
+        """These without sampling masks, for models that give no distribution over tokens."""
+        return replace(self, sampling_mask=None)
+
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
         experts = None if self.experts is None else self.experts.take(rows)

@@ -16,7 +16,6 @@ from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt, Sequences
 from postgrad.data.answer_spans import Unmarkable
-from postgrad.data.rows import dataset_name
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
     Unencodable,
@@ -137,10 +136,12 @@ class TextReader:
         self._special = special_ids(tokenizer)
         same = other.get_vocab() == tokenizer.get_vocab()
         self._spellings = None if same else (Spelling.of(tokenizer), Spelling.of(other))
-        self._prompts: dict[tuple[str, int, bytes], NDArray[np.int32]] = {}
-        self._closing: dict[str, NDArray[np.int32]] = {}
+        # The model's tokens of each prompt, and of the end of a turn that answers it.
+        self._prompts: dict[
+            tuple[str, int, bytes], tuple[NDArray[np.int32], NDArray[np.int32]]
+        ] = {}
         for settings, of_dataset in asked:
-            self._read_prompts(dataset_name(settings), of_dataset, settings.chat_template_kwargs)
+            self._read_prompts(of_dataset, settings.chat_template_kwargs)
         first = itertools.chain.from_iterable(of_dataset for _, of_dataset in asked)
         self.notes = [*self._notes(tokenizer, itertools.islice(first, TRIED))]
 
@@ -156,13 +157,13 @@ class TextReader:
             answer = ids[mask.argmax() :]
             closed = stopped and int(answer[-1]) in self._special
             answers.append(answer[:-1] if closed else answer)
-            closings.append(self._closing[prompt.dataset][: None if closed else 0])
+            closings.append(self._prompts[_key_of(prompt)][1][: None if closed else 0])
         segments: list[Segments] = []
         tokens: list[NDArray[np.int32]] = []
         masks: list[NDArray[np.bool_]] = []
         pairs = zip(asked, self._answers(answers), closings, strict=True)
         for prompt, (other, cut), closing in pairs:
-            read = self._prompts[_key_of(prompt)]
+            read, _ = self._prompts[_key_of(prompt)]
             cut = cut.closed(len(closing)) if len(closing) else cut
             segments.append(cut.within(self._max_len - len(read)))
             graded = len(segments[-1].other)
@@ -211,18 +212,16 @@ class TextReader:
                 left[error.place] = ""
         return []
 
-    def _read_prompts(
-        self, dataset: str, asked: Sequence[Prompt], variables: Mapping[str, Any]
-    ) -> None:
+    def _read_prompts(self, asked: Sequence[Prompt], variables: Mapping[str, Any]) -> None:
         """Renders and tokenises the prompts of a dataset as the model reads them."""
         other = self._other
         closing = closing_text(other, turn_ends(other), variables)
-        end = encode(other, [closing])["input_ids"][0] if closing else [other.eos_token_id]
-        self._closing[dataset] = np.array(end, np.int32)
+        ids_of_end = encode(other, [closing])["input_ids"][0] if closing else [other.eos_token_id]
+        end = np.array(ids_of_end, np.int32)
         try:
             texts = encoded_texts(other, self._texts(asked, variables))
             for prompt, ids in zip(asked, texts, strict=True):
-                self._prompts[_key_of(prompt)] = np.array(ids, np.int32)
+                self._prompts[_key_of(prompt)] = np.array(ids, np.int32), end
         except Unencodable as error:
             raise self._refused(asked[error.place], f"its tokenizer lacks {error}") from error
 
@@ -271,7 +270,7 @@ class TextReader:
                 "their text with SFT"
             )
         yield f"{self._key} has another tokenizer: it grades segments of text, {shares}"
-        lengths = np.array([len(read) for read in self._prompts.values()])
+        lengths = np.array([len(read) for read, _ in self._prompts.values()])
         if over := int((lengths >= self._max_len).sum()):
             yield (
                 f"{over} of {len(lengths)} prompts have data.max_len = {self._max_len} tokens or "

@@ -45,6 +45,14 @@ class Update:
         return self.rows[self.experience.has_gradient[self.rows]]
 
     @property
+    def unmasked(self) -> "Update":
+        """This one without sampling masks, for a critic."""
+        experience = self.experience
+        return replace(
+            self, experience=replace(experience, sequences=experience.sequences.unmasked)
+        )
+
+    @property
     def loss_tokens(self) -> int:
         """Loss-bearing tokens of all rows."""
         return int(self.experience.sequences.loss_mask.sums()[self.rows].sum())
@@ -209,7 +217,7 @@ def replayed(
     """
     sequences = batch.sequences
     if not sampling.keep_sampling_mask:
-        sequences = replace(sequences, sampling_mask=None)  # of a replay
+        sequences = sequences.unmasked  # of a replay
         batch = replace(batch, sequences=sequences)
     elif len(batch) and sequences.sampling_mask is None:
         raise RunError(

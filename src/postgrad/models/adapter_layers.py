@@ -17,6 +17,7 @@ import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
+from postgrad.core.progress import report
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
 from postgrad.models.adapter_products import changed_products, narrow_products
@@ -234,7 +235,10 @@ def give_weights(
     """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs), and zero B, or those of
     PiSSA; the score head's copy. layers: those of `lm` with the adapter `name`, by name.
     """
-    for layer_name, layer in layers:
+    adapted = list(layers)
+    for number, (layer_name, layer) in enumerate(adapted):
+        if init != KAIMING:
+            report("matrices for PiSSA", number, len(adapted))
         if isinstance(copies := getattr(layer, "modules_to_save", None), nn.ModuleDict):
             if layer_name == HEAD:
                 in_float32(copies[name])

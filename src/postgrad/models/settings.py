@@ -141,6 +141,12 @@ class LoraSettings(Settings):
         return self.init != KAIMING
 
     @property
+    def start_rounds(self) -> int | None:
+        """Rounds of subspace iteration that PiSSA takes; None: all singular values, exactly."""
+        rounds = self.init.rpartition("_niter_")[2]
+        return int(rounds) if rounds.isdecimal() else None
+
+    @property
     def product_ranks(self) -> int:
         """How many times its rank its products have: those of PiSSA read both A and the first A."""
         return 2 if self.keeps_start else 1
@@ -219,8 +225,8 @@ class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
     dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights, "float16" in
-    float16 with a scaled loss; "auto" is bfloat16 on CUDA, and on a CPU what a short measurement at
-    the start of a run says.
+    float16 with a scaled loss; "auto" is bfloat16 on CUDA, but float32 on GPUs before compute
+    capability 8.0 (T4, V100), and on a CPU what a short measurement at the start of a run says.
     quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
     arXiv:2305.14314), those of the layers' matrices.
     """

@@ -128,9 +128,18 @@ def without_expandable(environment: Mapping[str, str]) -> dict[str, str]:
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype that a recipe's "auto", "float32", "bfloat16" or "float16" means on `device`."""
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
+        has = device.type == "cuda" and multiplies_bfloat16(device)
+        name = "bfloat16" if has else "float32"
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     return dtypes[name]
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a GPU has products of bfloat16: NVIDIA's have them from compute capability 8.0 on. A
+    T4 or V100 converts each number and is slower than in float32. True where this process sees no
+    GPU: those of its cluster are taken to have them.
+    """
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:

@@ -14,7 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file, write_text
 from postgrad.core.settings import Settings
 from postgrad.plan.hardware import Device, full_name
-from postgrad.plan.timing import Timing
+from postgrad.plan.timing import START, Timing
 from postgrad.recipe.recipe import Recipe
 
 KEY = ("device", "dtype", "threads", "job", "phase")  # the file has one row for each
@@ -64,13 +64,16 @@ class Factors:
 
     def applied(self, timing: Timing) -> Timing:
         """The timing with its seconds multiplied. What is computed once takes the factor of
-        "score": it reads samples too.
+        "score": it reads samples too; the start of an adapter does not.
         """
         once = self.phases.get("score", 1.0)
         return replace(
             timing,
             step={name: value * self.phases.get(name, 1.0) for name, value in timing.step.items()},
-            once={name: seconds * once for name, seconds in timing.once.items()},
+            once={
+                name: seconds * (1.0 if name == START else once)
+                for name, seconds in timing.once.items()
+            },
             longest=timing.longest * self.phases.get("sample", 1.0),
         )
 

@@ -14,7 +14,7 @@ from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory, engine_memory, memory
 from postgrad.plan.sizes import PlannedRanks
-from postgrad.plan.timing import REWARD
+from postgrad.plan.timing import REWARD, START
 from postgrad.recipe.recipe import Recipe
 
 
@@ -43,7 +43,7 @@ class CardGroup:
             return self.samples or (phase == "publish" and "policy" in self.roles)
         if phase == REWARD:
             return self.judges
-        return self.trains if phase == "update" else self.reads
+        return self.trains if phase in ("update", START) else self.reads
 
     @property
     def fits(self) -> bool:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,8 +39,10 @@ class Device(Settings):
     kind: Literal["gpu", "cpu"] = "gpu"  # "cpu": models compute in float32, ranks share its memory
     memory_bytes: int = Field(gt=0)  # that a process can use
     bandwidth: float = Field(gt=0.0)  # of its memory, in bytes a second
-    bf16_flops: float = Field(gt=0.0)  # of dense matrix products, a second
+    bf16_flops: float = Field(gt=0.0)  # of dense matrix products, a second; of float16 too
     float32_flops: float = Field(gt=0.0)  # the same
+    # Whether bfloat16 has products of its own: without them `model.dtype = "auto"` is float32.
+    bfloat16: bool = True
     link: Link = "none"  # to other devices
     link_bytes_per_second: float = Field(default=0.0, ge=0.0)  # in one direction
     # To or from the host's memory, in one direction; PCIe 4.0 x16, where a row does not say.
@@ -117,16 +120,20 @@ def this_machine(devices: Mapping[str, Device] | None = None) -> Hardware:
     UsageError for a GPU that is not among them, and where nvidia-smi does not answer.
     """
     devices = catalogue() if devices is None else devices
-    gpus = _visible(_nvidia(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = _visible(_nvidia(), allowed)
     if not gpus:
         return this_cpu(devices)
+    part = _visible_slice(allowed)
+    if part is not None:
+        gpus = [(part.gpu, None)]
     name, memory = min(gpus, key=lambda gpu: gpu[1] or 0)
     device = find_device(name, devices)
     if device is None:
         raise UsageError(f"this machine's GPU: {_unknown(name, devices)}")
     if memory:  # may be a part of the device: what the driver gives to a virtual machine
         device = device.model_copy(update={"memory_bytes": min(memory, device.memory_bytes)})
-    return Hardware(count=len(gpus), device=device)
+    return Hardware(count=len(gpus), device=device if part is None else part.of(device))
 
 
 def this_cpu(devices: Mapping[str, Device] | None = None) -> Hardware:
@@ -185,20 +192,66 @@ def _unknown(name: str, devices: Mapping[str, Device]) -> str:
     )
 
 
-def _nvidia() -> list[tuple[str, int | None]]:
-    """(name, bytes of memory) of each GPU in the driver's order; None where it does not say."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+def _nvidia_smi(*words: str) -> str:
+    """What the driver's program answers; "" without a driver, or a device that it can reach."""
+    query = ["nvidia-smi", *words]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return []  # no driver, or no device that it can reach
+        return ""
     except subprocess.TimeoutExpired as error:
         raise UsageError("nvidia-smi does not answer: say --hardware, such as 8xH100") from error
-    rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
+    return done.stdout
+
+
+def _nvidia() -> list[tuple[str, int | None]]:
+    """(name, bytes of memory) of each GPU in the driver's order; None where it does not say."""
+    answer = _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
     return [
         (name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None)
         for name, mebibytes in rows
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A part of a GPU that MIG made a device of its own."""
+
+    gpu: str  # the name of the whole GPU
+    uuid: str
+    sevenths: int  # of its multiprocessors
+    memory_bytes: int
+
+    def of(self, device: Device) -> Device:
+        """The figures of the part, whose bandwidth is shared as the memory is."""
+        share = min(1.0, self.memory_bytes / device.memory_bytes)
+        return device.model_copy(
+            update={
+                "memory_bytes": min(self.memory_bytes, device.memory_bytes),
+                "bandwidth": share * device.bandwidth,
+                "bf16_flops": self.sevenths / 7 * device.bf16_flops,
+                "float32_flops": self.sevenths / 7 * device.float32_flops,
+            }
+        )
+
+
+def _visible_slice(allowed: str | None) -> _Slice | None:
+    """The MIG slice that CUDA gives a process, which is a single one: the first that
+    $CUDA_VISIBLE_DEVICES names, else the first of all; None where the GPUs have none.
+
+    A name such as "3g.40gb" has the size in gigabytes: the driver keeps a few hundredths of it.
+    """
+    slices, gpu = list[_Slice](), ""
+    for line in _nvidia_smi("-L").splitlines():
+        if card := re.match(r"GPU \d+: (.+) \(UUID", line):
+            gpu = card[1]
+        elif part := re.match(r"\s+MIG (?:\d+c\.)?(\d+)g\.(\d+)gb.*\(UUID: (MIG-[^)]+)\)", line):
+            slices.append(_Slice(gpu, part[3], int(part[1]), int(part[2]) * 10**9))
+    first = (allowed or "").partition(",")[0].strip()
+    if first.startswith("MIG-"):
+        slices = [part for part in slices if part.uuid.startswith(first)]
+    return next(iter(slices), None)
 
 
 def _visible(

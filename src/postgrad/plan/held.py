@@ -19,6 +19,7 @@ from postgrad.plan.adapters import (
     expert_parameters,
     linear_layers,
     start_numbers,
+    start_scratch,
 )
 from postgrad.plan.exchange import layer_weights, share, trained_share
 from postgrad.plan.roles import PlannedRole
@@ -91,8 +92,9 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
 
 def _start(role: PlannedRole) -> Iterator[MemoryLine]:
-    """What an adapter of PiSSA began with; and for the backward pass, beside it, both A and both B
-    of each layer as products read them, or of one layer where layers are computed again.
+    """What an adapter of PiSSA began with, and what computing that takes; and for the backward
+    pass, beside it, both A and both B of each layer as products read them, or of one layer where
+    layers are computed again.
     """
     lora = role.model.lora
     assert lora is not None
@@ -100,6 +102,7 @@ def _start(role: PlannedRole) -> Iterator[MemoryLine]:
     layers = role.shape.layers if role.model.gradient_checkpointing else 1
     taken = always(size)
     taken["update"] += 2 * size // layers
+    taken["load"] += start_scratch(role.shape, lora)
     yield MemoryLine(role.name, "start of the adapter", taken)
 
 

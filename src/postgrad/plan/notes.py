@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from postgrad.plan.change import Advice, digits, gigabytes
+from postgrad.plan.adapters import start_seconds
+from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.exchange import expert_notes
+from postgrad.plan.hardware import catalogue
 from postgrad.plan.host_inputs import host_input_notes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import RunPlan, full_logits_bytes
@@ -13,6 +15,7 @@ from postgrad.plan.roles import stored_bytes
 from postgrad.plan.sizes import ahead_bytes, longest_answer, mask_bytes, most_turns
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
+QUICK_PISSA, LONG_START = "pissa_niter_4", 60.0  # advised where a start takes more seconds
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
 
 
@@ -49,7 +52,9 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
-    yield from _mask_note(plan.recipe)
+    yield from _dtype_note(plan)
+    yield from _start_note(plan)
+    yield from _mask_note(plan)
     yield from _teacher_note(plan.recipe)
     if each := stored_bytes(plan.recipe):
         yield _stored(each, plan.lengths)
@@ -116,7 +121,49 @@ def _turns_note(recipe: Recipe) -> Iterator[str]:
     )
 
 
-def _mask_note(recipe: Recipe) -> Iterator[str]:
+def _dtype_note(plan: RunPlan) -> Iterator[str]:
+    """Of GPUs that convert bfloat16 before they multiply."""
+    name, dtype = plan.hardware.device.name, plan.recipe.model.dtype
+    if plan.hardware.device.bfloat16 or dtype == "float16":
+        return
+    if dtype == "bfloat16":
+        yield (
+            f'model.dtype = "bfloat16": a {name} has no products of bfloat16 and converts each '
+            'number, so that a run takes much longer than planned: use "float16" or "float32"'
+        )
+        return
+    yield (
+        f'a {name} has no products of bfloat16: model.dtype = "auto" is float32 there. "float16", '
+        "with a scaled loss, is faster and rounds more (docs/gpus.md)"
+    )
+
+
+def _start_note(plan: RunPlan) -> Iterator[str]:
+    """How long PiSSA takes before the first step, and a faster way where that is long."""
+    trained = [role for role in plan.roles if role.learner]
+    adapters = [(r.shape, r.model.lora) for r in trained if r.model.lora]
+    if not any(lora.keeps_start for _, lora in adapters):
+        return
+    device = plan.hardware.device
+    peak = device.float32_flops if device.is_cpu else catalogue({})["CPU-BF16"].float32_flops
+    seconds = sum(start_seconds(shape, lora, peak) for shape, lora in adapters)
+    where = "" if device.is_cpu else " of one core of a CPU; on a GPU it was not measured"
+    note = (
+        "model.lora.init: PiSSA computes where A and B begin from the weights in float64, at every "
+        f"start, resume and export: about {long_as(seconds / 3600)}{where}"
+    )
+    quick = {"init": QUICK_PISSA}
+    faster = sum(
+        start_seconds(shape, lora.model_copy(update=quick if lora.keeps_start else {}), peak)
+        for shape, lora in adapters
+    )
+    if seconds > LONG_START and seconds > 2 * faster:
+        note += f'; init = "{QUICK_PISSA}" comes near it in {long_as(faster / 3600)}'
+    yield note
+
+
+def _mask_note(plan: RunPlan) -> Iterator[str]:
+    recipe = plan.recipe
     if not isinstance(recipe, RLRecipe) or not recipe.rollout.keep_sampling_mask:
         return
     samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
@@ -124,9 +171,11 @@ def _mask_note(recipe: Recipe) -> Iterator[str]:
     if recipe.rollout.top_k:
         size = f"up to {tokens * mask_bytes(recipe) / 1e6:.3g} MB"
     else:
+        most = 4 * tokens * recipe.rollout.top_p * plan.roles[0].shape.vocab_size
         size = (
             f"{4 * tokens / 1e6:.3g} MB for each token that filters leave on average "
-            "(sampling/mask_size), which rollout.top_k would bound"
+            f"(sampling/mask_size), {gigabytes(most)} of an even distribution: rollout.top_k would "
+            "bound them"
         )
     yield f"sampling masks of a step take {size}, in the first process and on each rank"
 

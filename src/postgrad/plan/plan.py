@@ -9,7 +9,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
-from postgrad.plan.calibration import Measured, factors, machine_of
+from postgrad.plan.calibration import Measured, chosen, factors, machine_of
 from postgrad.plan.cards import CardGroup, card_groups, fullest
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shares_weights
@@ -135,7 +135,10 @@ def make_plan(recipe: Recipe, facts: Facts) -> RunPlan:
     """Plans a recipe. Sizes that are "auto" become the largest that fit. Raises UsageError where
     the shape of one of its models cannot be found, or its experts do not divide.
     """
-    auto = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
+    device = facts.hardware.device
+    if recipe.model.dtype == "auto" and not device.bfloat16:
+        recipe = chosen(recipe, "float32", recipe.learner.threads)
+    auto = AutoSizes.largest(recipe, cpu=device.is_cpu)
     while True:
         planned = replace(_plan_with_sizes(auto.applied(recipe), facts), auto=auto.to_json())
         smaller = None if not planned.problems else auto.smaller(planned.memory.peak)

@@ -12,6 +12,7 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.plan import exchange
+from postgrad.plan.adapters import start_seconds
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
@@ -25,6 +26,7 @@ from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
+START = "start of the adapter"  # what PiSSA computes once, before the first step and at a resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def timing(
     saves, which are written during the next step. ranks: the policy's first. costs: of these.
     devices: all cards of the run.
     """
-    once, step = dict[str, float](), dict[str, float]()
+    once, step = _started(ranks, costs), dict[str, float]()
     samples = Samples.of(recipe, geometry, lengths)
     staleness, longest, publish = 0, 0.0, None
     if isinstance(recipe, RLRecipe):
@@ -152,6 +154,18 @@ def timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
         _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
+
+
+def _started(ranks: Sequence[PlannedRanks], costs: CostModel) -> dict[str, float]:
+    """Seconds until adapters have begun; without an entry on GPUs, where nothing was measured."""
+    seconds = _at_once(ranks, costs, _starting) if costs.device.is_cpu else 0.0
+    return {START: seconds} if seconds else {}
+
+
+def _starting(role: PlannedRole, _: Sizes, costs: CostModel) -> float:
+    """Seconds until an adapter of PiSSA has begun, on every rank for itself."""
+    lora = role.model.lora if role.learner else None
+    return 0.0 if lora is None else start_seconds(role.shape, lora, costs.device.float32_flops)
 
 
 def _exchanged(

@@ -111,8 +111,8 @@ def _cut_adapters(adapters: Iterable[LoraSettings], size: int) -> Iterator[Recip
         if lora.keeps_start:
             yield (
                 place,
-                f'{size}: what model.lora.init = "{lora.init}" begins with is not divided: use 1, '
-                'or model.lora.init = "kaiming"',
+                f'{size}: what an adapter of PiSSA begins with (init = "{lora.init}") is kept '
+                'whole on every rank: use 1, or model.lora.init = "kaiming"',
             )
             return
 

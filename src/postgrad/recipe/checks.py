@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
@@ -46,6 +47,7 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     yield from rank_problems(recipe)
     yield from placement_problems(recipe, job)
     yield from _data(recipe)
+    yield from _mirror(recipe)
     yield from eval_fraction_problems(recipe)
     yield from revision_problems(recipe)
     yield from evaluation_problems(recipe)
@@ -134,6 +136,21 @@ def _data(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"{dataset.max_len} tokens are more than data.max_len = {data.max_len}, for which "
                 "everything is sized: raise that",
             )
+
+
+def _mirror(recipe: Sections) -> Iterator[RecipeProblem]:
+    """A mirror among the files that it is to hold: each upload would copy what it has already."""
+    checkpoint, mirror = recipe.checkpoint, recipe.checkpoint.mirror_folder
+    folders = {"run_dir": recipe.run_dir, "checkpoint.ckpt_path": checkpoint.ckpt_path}
+    for key, folder in folders.items():
+        if mirror and folder and mirror.is_relative_to(Path(folder).resolve()):
+            yield (
+                ("checkpoint", "mirror"),
+                f"{checkpoint.mirror!r} lies in {key} = {folder!r}: it would hold copies of "
+                "itself, and be lost with that folder: name a folder on another disk, or in an "
+                "object store",
+            )
+            break
 
 
 def _model(recipe: Sections) -> Iterator[RecipeProblem]:

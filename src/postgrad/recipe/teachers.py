@@ -177,6 +177,13 @@ def _of_text(recipe: WithTeachers, key: KeyPath, teacher: OneTeacher) -> Iterato
             '"text" reads one answer behind a prompt, and an [environment] replies between '
             "several: leave one of them out",
         )
+    if recipe.rollout.stop:
+        yield (
+            key,
+            f'"text" reads rollout.stop = {list(recipe.rollout.stop)} as words of the answer, and '
+            "a teacher that ends its turns in another way would grade them down: end answers with "
+            "a token (model.eos_token), and leave stop out",
+        )
     if recipe.rollout.source == "replay":
         yield key, '"text" reads the messages of rows, and recorded samples have none'
 

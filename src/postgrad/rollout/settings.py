@@ -90,7 +90,10 @@ class CurriculumSettings(Settings):
             and self.postpone_at is not None
             and self.postpone_at >= self.retire_at
         ):
-            raise ValueError("postpone_at must be below retire_at")
+            raise ValueError(
+                f"postpone_at = {self.postpone_at:g} must be below retire_at = {self.retire_at:g}: "
+                "a prompt is postponed before it is retired"
+            )
         return self
 
 
@@ -165,7 +168,10 @@ class RolloutSettings(SamplingSettings):
         if not self.dynamic_sampling and bounds != (None, None):
             raise ValueError("keep_above and keep_below filter groups: set dynamic_sampling = true")
         if None not in bounds and self.keep_above >= self.keep_below:  # pyright: ignore[reportOperatorIssue]
-            raise ValueError("keep_above must be below keep_below")
+            raise ValueError(
+                f"keep_above = {self.keep_above:g} must be below keep_below = {self.keep_below:g}: "
+                "no group has a mean reward between them"
+            )
         if self.filter_on is not None and not (
             self.dynamic_sampling or self.curriculum != CurriculumSettings()
         ):

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from postgrad._version import __version__
-from postgrad.parallel.device import choose
+from postgrad.parallel.device import choose, multiplies_bfloat16
 from postgrad.rewards.sandbox import choice as sandbox
 from postgrad.rewards.sandbox import enclosure
 
@@ -57,10 +57,7 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
                 for package, version in package_versions.items()
             ]
         elif name == "cuda_devices":
-            names = [
-                f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB" for device in value
-            ]
-            table.append(("CUDA devices", "; ".join(names) or "none"))
+            table.append(("CUDA devices", "; ".join(map(_cuda_text, value)) or "none"))
         else:
             table.append((name.replace("_", " "), str(value)))
     return table
@@ -68,7 +65,18 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _cuda(number: int) -> dict[str, Any]:
     _, total = torch.cuda.mem_get_info(number)
-    return {"name": torch.cuda.get_device_name(number), "memory_bytes": total}
+    return {
+        "name": torch.cuda.get_device_name(number),
+        "memory_bytes": total,
+        "bfloat16_products": multiplies_bfloat16(torch.device("cuda", number)),
+    }
+
+
+def _cuda_text(device: dict[str, Any]) -> str:
+    text = f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB"
+    if device["bfloat16_products"]:
+        return text
+    return f'{text}, without products of bfloat16: model.dtype = "auto" is float32'
 
 
 def _version(package: str) -> str | None:

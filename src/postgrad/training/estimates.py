@@ -141,10 +141,16 @@ def require_device(choices: Choices) -> None:
 
 
 def hardware_here(choices: Choices) -> Hardware:
-    """The hardware that the run computes on, with its number of threads."""
+    """The hardware that the run computes on, with its number of threads. A GPU has the memory that
+    torch reports: a slice of MIG, or of a virtual machine, has less than the card.
+    """
     require_device(choices)
-    hardware = this_machine() if choices.device == "cuda" else this_cpu()
-    return with_threads(hardware, choices.threads)
+    if choices.device != "cuda":
+        return with_threads(this_cpu(), choices.threads)
+    hardware = this_machine()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    seen = {"memory_bytes": min(total, hardware.device.memory_bytes)}
+    return hardware.model_copy(update={"device": hardware.device.model_copy(update=seen)})
 
 
 def facts_here(choices: Choices, lengths: RowLengths | None) -> Facts:

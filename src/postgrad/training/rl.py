@@ -231,7 +231,7 @@ class RLJob:
         if roles.teachers is not None:
             asked["teacher"] = roles.teachers.grade(batch, prompts)
         if roles.critic is not None:
-            asked["values"] = roles.critic.scores(batch.sequences)
+            asked["values"] = roles.critic.scores(batch.sequences.unmasked)
         if needs.old_entropy:
             asked["entropy"] = roles.policy.entropies(batch.sequences)
         of_all = dict.fromkeys(("old", "ref", "values"))  # parameters of every algorithm's credit
@@ -281,7 +281,7 @@ class RLJob:
             asked: dict[str, Handle[UpdateResult]] = {}  # both, before either is waited for
             if roles.critic is not None:
                 assert isinstance(algorithm, Critic)
-                asked["critic"] = roles.critic.update(update, algorithm)
+                asked["critic"] = roles.critic.update(update.unmasked, algorithm)
             if warm:
                 asked["policy"] = roles.policy.update(update, algorithm)
             for role, handle in asked.items():

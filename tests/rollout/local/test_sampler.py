@@ -325,3 +325,9 @@ def test_sampling_masks_of_rows_in_chunks_are_the_same(monkeypatch):
     whole = masks(logits, knobs(7, top_p=0.8))
     monkeypatch.setattr(sampler, "CHUNK_VALUES", 140)
     assert masks(logits, knobs(7, top_p=0.8)) == whole
+
+
+def test_filters_leave_most_of_an_even_distribution() -> None:
+    """What docs/rollout.md says of masks that top_k does not bound."""
+    (left,) = masks(torch.zeros(1, 151_936), knobs(1, top_p=0.95))
+    assert (len(left), 4 + 4 * len(left)) == (144_340, 577_364)

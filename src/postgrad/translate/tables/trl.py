@@ -57,7 +57,9 @@ OTHERS = {
     "minillm|iw_opd|server_distillation|async_distillation": "write a recipe from that of trl "
     'distillation, or with job = "rl" and algorithm.type = "on_policy_distillation", where a '
     "teacher may be a server, and rollout.max_staleness samples ahead",
-    "gmpo": 'translate its settings as trl grpo, and give algorithm.type = "gmpo"',
+    "gmpo": "translate its settings as trl grpo without epsilon and epsilon_high, and give "
+    'algorithm.type = "gmpo": these two bound the logarithm of a ratio (0.4 each where they are '
+    "left out), as algorithm.clip_low and algorithm.clip_high of gmpo do",
     "sdft": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
     'a text with the column privileged_context, and algorithm.graded_by: "policy" is the live '
     'teacher, "reference" base, and with reference.ema_decay ema',
