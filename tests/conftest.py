@@ -92,15 +92,36 @@ def _own_cache(
         yield
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A cluster that all runs of a file share: a start of Ray takes longer than any of them."""
+@pytest.fixture(scope="session")
+def ray_forks() -> Iterator[None]:
+    """Ray's processes are forks of one, and find the helpers. See helpers.ray_forks."""
+    from helpers.ray_forks import forking
+    from postgrad.cluster import connection
+
+    tests = Path(__file__).parent
+    with pytest.MonkeyPatch.context() as patch, forking():
+        paths = [str(tests), str(tests / "helpers"), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        yield
+        connection.stop()
+
+
+@pytest.fixture
+def ray_cluster(ray_forks: None) -> None:
+    """A cluster that tests share until one of them needs another (`own_ray`): a start of Ray takes
+    longer than most of them.
+    """
     from postgrad.cluster import connection
     from postgrad.cluster.settings import ClusterSettings
 
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(Path(__file__).parent / "helpers"), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        connection.start(ClusterSettings(type="ray", start_seconds=600.0))
-        yield
-        connection.stop()
+    connection.start(ClusterSettings(type="ray", start_seconds=600.0))
+
+
+@pytest.fixture
+def own_ray(ray_forks: None) -> Iterator[None]:
+    """No cluster is there before the test, and none stays."""
+    from postgrad.cluster import connection
+
+    connection.stop()
+    yield
+    connection.stop()

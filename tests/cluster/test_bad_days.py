@@ -15,7 +15,6 @@ import pytest
 from helpers.jobs import MODEL
 from helpers.processes import SECONDS, all_gone, environment, left_of, postgrad
 from helpers.runs import lines
-from postgrad.cluster import connection
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.settings import ClusterSettings
@@ -144,15 +143,12 @@ def test_a_first_process_that_is_killed_leaves_no_other(recipe: str, tmp_path: P
     assert all_gone(mark) == []
 
 
-def test_ranks_that_disagree_on_the_recipe(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", environment("")["PYTHONPATH"])
+@pytest.mark.usefixtures("ray_cluster")
+def test_ranks_that_disagree_on_the_recipe(recipe: str) -> None:
     loaded = load_recipe(Path(recipe), [])
     settings = ClusterSettings(type="ray", start_seconds=600.0, limit_seconds=30.0)
-    connection.start(settings)
-    try:
-        held = Reservation([RoleRequest("policy", "learner.ranks = 2", 2)], 600.0)
-        arguments: tuple[Any, ...] = (loaded.dump(), choose(loaded, {}))
-        with pytest.raises(RunError, match=r"rank 1 and rank 0 disagree on the recipe \(its SHA"):
-            RankGroup("helpers.other_rank:Other", arguments, 2, "cpu", settings, held)
-    finally:
-        connection.stop()
+    held = Reservation([RoleRequest("policy", "learner.ranks = 2", 2)], 600.0)
+    arguments: tuple[Any, ...] = (loaded.dump(), choose(loaded, {}))
+    with pytest.raises(RunError, match=r"rank 1 and rank 0 disagree on the recipe \(its SHA"):
+        RankGroup("helpers.other_rank:Other", arguments, 2, "cpu", settings, held)
+    held.close()

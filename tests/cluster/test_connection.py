@@ -74,7 +74,9 @@ def test_auto_means_the_address_in_the_environment(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_of_a_start_that_failed_nothing_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_start_that_failed_nothing_runs_on(
+    own_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray's own shutdown ends what a complete start has started."""
     from ray._private.node import Node
 

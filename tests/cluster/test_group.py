@@ -1,10 +1,8 @@
 """Groups of ranks behind Ray: what is answered, in which order, and what bad days look like."""
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,21 +15,10 @@ from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
 STILL = 3.0  # seconds
 MISBEHAVING = "helpers.rank_workers:Misbehaving"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    """Ranks import their worker by its name, as a user's own algorithm would be."""
-    with pytest.MonkeyPatch.context() as patch:
-        folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        connection.start(SETTINGS)
-        yield
-        connection.stop()
 
 
 def reserve(count: int, gpus: int = 0) -> Reservation:
@@ -39,7 +26,9 @@ def reserve(count: int, gpus: int = 0) -> Reservation:
 
 
 @pytest.fixture
-def two() -> Iterator[RankGroup]:
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
+    """Where one of them raises an error at once, the other says nothing however long one waits."""
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.2)
     held = reserve(2)
     made = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS, held)
     yield made

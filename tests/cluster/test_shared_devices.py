@@ -1,9 +1,5 @@
 """GPUs that Ray gives to ranks and engines share, on a Ray that only believes to have some."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from postgrad.cluster.connection import Reservation
@@ -17,15 +13,10 @@ SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
 WORKER = "helpers.seen_devices:Devices"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        # "local": another test may have a cluster of its own at the same time
-        ray.init("local", num_gpus=4, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
+@pytest.fixture(autouse=True)
+def _cluster(own_ray: None) -> None:
+    # "local": another test may have a cluster of its own at the same time
+    ray.init("local", num_gpus=4, include_dashboard=False, log_to_driver=False)
 
 
 def devices(workers: Workers) -> str:

@@ -2,7 +2,6 @@
 a machine, and goes on.
 """
 
-import json
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ import pytest
 from helpers.jobs import MODEL
 from helpers.machines import OPEN, PORT, Machine, reason_not, two_machines
 from helpers.processes import SECONDS, postgrad
-from helpers.runs import lines
+from helpers.runs import lines, whole_lines
 
 pytest.importorskip("ray")
 WHY_NOT = reason_not()
@@ -82,7 +81,7 @@ def when(path: Path, holds: Holds, strike: Callable[[], None]) -> threading.Thre
     def watch() -> None:
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            if path.exists() and holds(whole_lines(path)):
+            if holds(whole_lines(path)):
                 strike()
                 return
             time.sleep(0.02)
@@ -90,11 +89,6 @@ def when(path: Path, holds: Holds, strike: Callable[[], None]) -> threading.Thre
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     return thread
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text("utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def saved(step: int, restarts: int = 0) -> Holds:

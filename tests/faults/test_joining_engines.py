@@ -38,7 +38,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.fixture
-def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def machines(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster whose first machine has room for one rollout worker."""
     from ray.cluster_utils import Cluster
 

@@ -1,10 +1,10 @@
 """Runs that sample while the policy learns, behind Ray: killed, resumed, replayed.
 
-The first kind of run starts a cluster of its own each time. The others join one that outlives them:
-the starts of Ray take longer than all steps of a run that is killed. More kills are `long`.
+The first kind of run starts a cluster of its own each time, in processes of their own. The others
+join one that outlives them: the starts of Ray take longer than all steps of a run that is killed.
+More kills are `long`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import pytest
 from helpers.jobs import write_recipe
 from helpers.runs import lines
 from helpers.tiny_runs import console, make_recipe, reward_on_path
-from postgrad.cluster import connection
-from postgrad.cluster.settings import ClusterSettings
 from postgrad.observe.console import Console
 from postgrad.tools.verify_resume import fingerprint, verify_resume
 from postgrad.training.start import train
@@ -22,7 +20,7 @@ from postgrad.training.start import train
 __all__ = ["console", "make_recipe", "reward_on_path"]
 
 ray: Any = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 long = pytest.mark.long
 CLUSTER = """
 [cluster]
@@ -35,12 +33,10 @@ workers = {workers}
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+@pytest.fixture
+def address(ray_cluster: None) -> str:
     """The recipe's line with the address of a cluster for several runs."""
-    connection.start(ClusterSettings(type="ray", start_seconds=900.0))
-    yield f'address = "{ray.get_runtime_context().gcs_address}"'
-    connection.stop()
+    return f'address = "{ray.get_runtime_context().gcs_address}"'
 
 
 def written(to: Path, workers: int, staleness: int, address: str = "") -> Path:

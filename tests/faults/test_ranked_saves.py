@@ -15,11 +15,12 @@ import pytest
 
 from helpers.faults import HERE
 from helpers.jobs import write_recipe
+from helpers.runs import whole_lines
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.tools.verify_resume import fingerprint
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 SECONDS = 900.0  # a machine that is shared
@@ -28,11 +29,20 @@ CLUSTER = '[cluster]\ntype = "ray"\nstart_seconds = 600.0\nmax_restarts = 0\n'
 CALL = "import sys; from postgrad.cli.main import main; sys.exit(main())"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recipe")
+
+
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = write_recipe("sft", tmp_path)
+def recipe(folder: Path, ray_cluster: None) -> Path:
+    """Runs join a cluster that outlives them, which ends what a run that is killed has left there.
+    That a cluster of its own ends with its run is tested in tests/cluster/test_bad_days.py.
+    """
+    path = write_recipe("sft", folder)
     text = path.read_text("utf-8").replace("lr = 1e-2\n", LEARNER)
-    path.write_text(text + CLUSTER, "utf-8")
+    address = ray.get_runtime_context().gcs_address
+    path.write_text(f'{text}{CLUSTER}address = "{address}"\n', "utf-8")
     return path
 
 
@@ -63,30 +73,26 @@ def wait_for_save(process: subprocess.Popen[bytes], run: Path) -> list[psutil.Pr
     ranks: list[psutil.Process] = []
     while time.monotonic() < end and process.poll() is None:
         if len(ranks) < 2:
-            ranks = ranks_of(process)
+            ranks = ranks_of(run)
         elif any(folder.glob(".saving-*/*")):
             return ranks
         time.sleep(0.05 if len(ranks) < 2 else 0.001)  # a save takes some milliseconds
     raise AssertionError(f"nothing was saved: {finish(process)}")
 
 
-def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The actors of its Ray."""
-    found: list[psutil.Process] = []
-    for one in psutil.Process(process.pid).children(recursive=True):
-        try:
-            title = " ".join(one.cmdline())
-        except psutil.Error:
-            continue
-        if title.startswith("ray::_Worker"):
-            found.append(one)
-    return found
+def ranks_of(run: Path) -> list[psutil.Process]:
+    """Those that are there, of all that the run has started."""
+    told = whole_lines(run / "events.jsonl")
+    places = [place for event in told if event["event"] == "placed" for place in event["places"]]
+    return [psutil.Process(pid) for _, pid in places if psutil.pid_exists(pid)]
 
 
 @pytest.fixture
-def wanted(recipe: Path, tmp_path: Path) -> dict[str, str]:
-    whole = tmp_path / "whole"
-    ends_well(start(recipe, whole))
+def wanted(recipe: Path, folder: Path) -> dict[str, str]:
+    """Of the run that was never killed, which all tests share."""
+    whole = folder / "whole"
+    if not whole.exists():
+        ends_well(start(recipe, whole))
     return fingerprint(whole)
 
 
@@ -128,7 +134,7 @@ def test_ranks_whose_machine_is_lost_go_on_from_the_mirror_with_the_same_bits(
     process = start(recipe, run, *mirror)
     while process.poll() is None and not any(folder.glob("checkpoints/*/manifest.json")):
         time.sleep(0.01)
-    ranks = ranks_of(process)
+    ranks = ranks_of(run)
     process.send_signal(signal.SIGKILL)
     assert finish(process)[0] == -9
     psutil.wait_procs(ranks, timeout=60.0)

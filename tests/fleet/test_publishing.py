@@ -2,9 +2,7 @@
 lost where some do not.
 """
 
-import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -23,7 +21,6 @@ from helpers import dying_publish
 from helpers.dying_publish import digest
 from helpers.fake_cuda import FakeCuda
 from helpers.fake_ranks import FakeContext, FakeLogs, SendingRanks
-from postgrad.cluster import connection
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet import members, ranked, sending
@@ -261,16 +258,11 @@ def test_an_engine_that_does_not_come_to_its_group_is_lost(monkeypatch: pytest.M
 pytest.importorskip("ray")
 
 
-@pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray, whose processes find the helpers, and the folder in which deaths are asked for."""
-    folder = tmp_path_factory.mktemp("deaths")
-    with pytest.MonkeyPatch.context() as patch:
-        folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        patch.setenv(dying_publish.FOLDER, str(folder))
-        yield folder
-        connection.stop()
+@pytest.fixture
+def deaths(own_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which deaths are asked for; the Ray that the test starts has its name."""
+    monkeypatch.setenv(dying_publish.FOLDER, str(tmp_path))
+    return tmp_path
 
 
 @pytest.mark.ranks

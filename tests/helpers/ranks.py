@@ -1,24 +1,43 @@
 """Processes that form a group of ranks over gloo on this machine."""
 
 import multiprocessing
+import os
 import socket
 from collections.abc import Callable
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
 SECONDS = 900.0  # a machine that is shared
-PRELOADED = ["torch.distributed.fsdp", "transformers.models.qwen3.modeling_qwen3", "peft"]
+PRELOADED = "helpers.preloaded"
+TESTS = Path(__file__).parent.parent
 
 
 def free_address() -> str:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@cache
+def forks() -> ForkServerContext:
+    """Starts processes as forks of one that has imported what takes long and run nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [str(TESTS), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        forkserver.ensure_running()
+    return context
 
 
 def run_ranks(
@@ -29,14 +48,12 @@ def run_ranks(
     limit_seconds: float = 200.0,
     grid: Grid = UNDIVIDED,
 ) -> None:
-    """Runs `work` on so many ranks, each a fresh fork of a process that has imported what takes
-    long and run nothing; an error of one is an AssertionError with its text. Results are files in
-    `folder`.
+    """Runs `work` on so many ranks, each a fresh fork; an error of one is an AssertionError with
+    its text. Results are files in `folder`.
     """
-    forks, address = multiprocessing.get_context("forkserver"), free_address()
-    forks.set_forkserver_preload(PRELOADED)
+    address = free_address()
     processes = [
-        forks.Process(
+        forks().Process(
             target=_main,
             args=(work, rank, size, address, folder, limit_seconds, grid, more),
             daemon=True,

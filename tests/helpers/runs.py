@@ -26,6 +26,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file that a run is writing, or has yet to begin."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 def timeless(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.endswith(ENDINGS)} for line in lines(path)]
 
