@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -288,21 +289,30 @@ def test_a_text_is_computed_once_for_all_that_it_depends_on(asked: list[str]) ->
     assert asked == ["one", "two"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"of one", b"\xff" * 80])
-def test_a_damaged_text_is_computed_again(damage: bytes, asked: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [lambda text: text[:-1], lambda text: text.replace(b"of", b"if"), lambda _: b"", bytes.upper],
+)
+def test_a_damaged_text_is_computed_again(
+    damage: Callable[[bytes], bytes], asked: list[str], tmp_path: Path
+) -> None:
     computed("one", asked)
     (path,) = (tmp_path / "cache" / "texts").iterdir()
-    path.write_bytes(path.read_bytes()[:70] + damage)
+    written = path.read_bytes()
+    path.write_bytes(damage(written))
     assert [computed("one", asked) for _ in range(2)] == ["of one ß"] * 2
     assert asked == ["one", "one"]
+    assert path.read_bytes() == written
 
 
-def test_without_room_for_the_cache_a_text_is_computed_each_time(
-    asked: list[str], tmp_path: Path
+def test_without_a_place_for_the_cache_a_text_is_computed_each_time(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cache").touch()
+    (tmp_path / "cache").touch()  # a file where the folder would be
     assert [computed("one", asked) for _ in range(2)] == ["of one ß"] * 2
-    assert asked == ["one", "one"]
+    monkeypatch.setattr(files, "cache_folder", lambda _: None)
+    assert computed("one", asked) == "of one ß"
+    assert asked == ["one", "one", "one"]
 
 
 def test_where_computing_fails_nothing_is_kept(asked: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Problems on disk: with the bits that were made, or made again."""
+"""Problems on disk: made once for all that they depend on (core.files.computed_once)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,37 +64,3 @@ def test_another_version_of_a_library_makes_them_again(
     read()
     read()
     assert len(asked) == 2
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:-1], lambda whole: whole.replace(b"0.1", b"0.2"), lambda _: b""]
-)
-def test_a_damaged_file_is_made_again(
-    damage: Callable[[bytes], bytes],
-    folder: Path,
-    asked: list[str],
-    read: Callable[..., list[Any]],
-) -> None:
-    first = read()
-    [path] = folder.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    assert path.read_bytes() != whole
-    assert read() == first
-    assert len(asked) == 2
-    assert path.read_bytes() == whole
-
-
-def test_without_a_place_for_them_they_are_made_every_time(
-    folder: Path,
-    asked: list[str],
-    read: Callable[..., list[Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder.write_text("", "utf-8")  # a file where the folder would be
-    assert read() == read()
-    assert len(asked) == 2
-    monkeypatch.setattr(gym, "cache_folder", lambda _: None)
-    assert read() == read()
-    assert len(asked) == 4
-    assert folder.read_text("utf-8") == ""
