@@ -27,16 +27,16 @@ STYLE = """
 
 def picture(curves: Mapping[str, Curve], title: str) -> str:
     """SVG: a thin line a run and a thick one for their mean. curves: by seed."""
-    steps = sorted({0, *(step for one in curves.values() for step in one)})
-    values = [value for one in curves.values() for value in one.values()]
+    steps = sorted({0, *(step for points in curves.values() for step in points)})
+    values = [value for points in curves.values() for value in points.values()]
     ticks = ticks_between(min(values), max(values))
     across, up = _scale(steps, LEFT, WIDTH - RIGHT), _scale(ticks, HEIGHT - BOTTOM, TOP)
-    lines = [_line(one, across, up, "seed") for one in curves.values()]
+    lines = [_line(points, across, up, "seed") for points in curves.values()]
     if len(curves) > 1:
         lines.append(_line(mean(curves), across, up, "mean"))
     else:
-        lines = [_line(one, across, up, "mean") for one in curves.values()]
-    words = f"{title}: {_told(mean(curves))}"
+        lines = [_line(points, across, up, "mean") for points in curves.values()]
+    words = f"{title}: {_described(mean(curves))}"
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>{escape(words)}</title>",
@@ -50,8 +50,8 @@ def picture(curves: Mapping[str, Curve], title: str) -> str:
 
 def mean(curves: Mapping[str, Curve]) -> dict[int, float]:
     """Of the steps that all runs have."""
-    shared = sorted(set.intersection(*(set(one) for one in curves.values())))
-    return {step: sum(one[step] for one in curves.values()) / len(curves) for step in shared}
+    shared = sorted(set.intersection(*(set(points) for points in curves.values())))
+    return {step: sum(points[step] for points in curves.values()) / len(curves) for step in shared}
 
 
 def ticks_between(low: float, high: float, count: int = 5) -> list[float]:
@@ -85,21 +85,21 @@ def _grid(
     across: Mapping[str, float],
     up: Mapping[str, float],
 ) -> list[str]:
-    found: list[str] = []
+    elements: list[str] = []
     for tick in ticks:
         y = _at(up, tick)
-        found.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        found.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
+        elements.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
+        elements.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
     marks = [tick for tick in ticks_between(steps[0], steps[-1], 6) if tick <= steps[-1]]
     for mark in marks:
         x = _at(across, mark)
-        found.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{mark:g}</text>')
+        elements.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{mark:g}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    found.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">step</text>')
-    return found
+    elements.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">step</text>')
+    return elements
 
 
-def _told(curve: Curve) -> str:
+def _described(curve: Curve) -> str:
     """The curve for those who do not see it."""
     first, last = min(curve), max(curve)
     return f"{curve[first]:.3g} at step {first}, {curve[last]:.3g} at step {last}"

@@ -213,13 +213,13 @@ def draw(seed: int, world: World, run_dir: str) -> Table:
         pass
     algorithm = algorithm_class(raw["algorithm"]["type"])
     pool = [*keys_of(JOBS[raw["job"]])]
-    own = [*keys_of(algorithm, "algorithm.")]
+    algorithm_keys = [*keys_of(algorithm, "algorithm.")]
     changes: list[Table] = []
     for _ in range(rng.randint(0, MOST_KEYS)):
         if rng.random() < 0.15:
             changes.append(rng.choice(TOGETHER))
             continue
-        key, field = rng.choice(own if own and rng.random() < 0.4 else pool)
+        key, field = rng.choice(algorithm_keys if algorithm_keys and rng.random() < 0.4 else pool)
         if (value := drawn(key, field, rng)) is not None:
             changes.append({key: value})
     for change in changes:

@@ -100,7 +100,7 @@ def rollout() -> Work:
     def work(sequences: int, length: int) -> None:
         sampling = SamplingSettings(max_new_tokens=length)
         done = generate(engine, [Request(i, (0,), prompt, sampling) for i in range(sequences)])
-        assert sum(len(one.token_ids) for one in done) == sequences * length
+        assert sum(len(completion.token_ids) for completion in done) == sequences * length
 
     return work
 
@@ -153,11 +153,11 @@ def measure(work: Work, points: Sequence[Point], rounds: int) -> None:
 def fit(tokens: Sequence[int], squares: Sequence[int], seconds: Sequence[float]) -> Any:
     """[2] a and b of seconds = a · tokens + b · squares, by least squares of relative errors."""
     terms = np.stack([tokens, squares], 1) / np.array(seconds)[:, None]
-    ones = np.ones(len(seconds))
-    both = np.linalg.lstsq(terms, ones, rcond=None)[0]
+    unit_vector = np.ones(len(seconds))
+    both = np.linalg.lstsq(terms, unit_vector, rcond=None)[0]
     if (both >= 0).all():
         return both
-    alone = (terms.T @ ones) / (terms**2).sum(0)  # of one term without the other
+    alone = (terms.T @ unit_vector) / (terms**2).sum(0)  # of one term without the other
     errors = ((terms * alone - 1) ** 2).sum(0)
     return np.where(np.arange(2) == errors.argmin(), alone, 0.0)
 
@@ -204,13 +204,13 @@ def main() -> None:
     for part in args.parts:
         points = grown(BASES[part])
         measure(makers[part](), points, args.rounds)
-        result[part] = found = fitted(points)
+        result[part] = fit_of_part = fitted(points)
         print(
-            f"{part}: {found['a_microseconds_per_token']:.1f} µs a token, "
-            f"{found['b_nanoseconds_per_squared_length']:.1f} ns a squared length, "
-            f"within {found['largest_relative_error']:.0%}"
+            f"{part}: {fit_of_part['a_microseconds_per_token']:.1f} µs a token, "
+            f"{fit_of_part['b_nanoseconds_per_squared_length']:.1f} ns a squared length, "
+            f"within {fit_of_part['largest_relative_error']:.0%}"
         )
-        for row in found["points"]:
+        for row in fit_of_part["points"]:
             print(
                 f"{row['sequences']:6} x {row['length']:<6}{row['cpu_seconds']:8.2f} s, "
                 f"fit {row['fit_seconds']:.2f} s{row['peak_mib']:10.0f} MiB"

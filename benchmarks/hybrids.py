@@ -102,10 +102,12 @@ def fresh(kind: str) -> Any:
     return lm.eval()
 
 
-def distance(one: Any, two: Any, kind: str) -> float:
+def distance(model: Any, two: Any, kind: str) -> float:
     """Relative distance of the weights' movement from the common start."""
     start = torch.cat([p.detach().flatten() for p in fresh(kind).parameters()])
-    a, b = (torch.cat([p.detach().flatten() for p in lm.parameters()]) - start for lm in (one, two))
+    a, b = (
+        torch.cat([p.detach().flatten() for p in lm.parameters()]) - start for lm in (model, two)
+    )
     return float((a - b).norm() / b.norm())
 
 

@@ -154,10 +154,10 @@ def responses(texts: Sequence[str]) -> dict[str, str]:
 def compared(kind: str, checker: Any) -> dict[str, Any]:
     """How many responses a kind was given, how many follow here and there, and which differ."""
     values, texts = ASKED[kind]
-    own, peer = instruction(kind, values), checker(kind)
+    verifier, peer = instruction(kind, values), checker(kind)
     peer.build_description(**values)
     named = responses(texts)
-    here = {name: bool(text.strip()) and own.follows(text) for name, text in named.items()}
+    here = {name: bool(text.strip()) and verifier.follows(text) for name, text in named.items()}
     there = {
         name: bool(text.strip() and peer.check_following(text)) for name, text in named.items()
     }
@@ -187,7 +187,11 @@ def registry(checkout: Path) -> dict[str, Any]:
     try:
         nltk.corpus.stopwords.words("english")
     except LookupError:
-        return {name: one for name, one in checkers.items() if name != "ratio:stop_words"}
+        return {
+            name: checker_of_kind
+            for name, checker_of_kind in checkers.items()
+            if name != "ratio:stop_words"
+        }
     return dict(checkers)
 
 
@@ -203,8 +207,10 @@ def main(words: Sequence[str]) -> int:
     rows = {kind: compared(kind, checkers[kind]) for kind in ASKED if kind in checkers}
     unexplained = 0
     for kind, row in rows.items():
-        known = KNOWN.get(kind, {})
-        row["why"] = sorted({why for name in row["differ"] for why in [known.get(name, "")]})
+        known_differences = KNOWN.get(kind, {})
+        row["why"] = sorted(
+            {why for name in row["differ"] for why in [known_differences.get(name, "")]}
+        )
         unexplained += "" in row["why"]
         print(f"{kind}: {row['responses']} responses, {row['follow here']} follow here, "
               f"{row['follow there']} there; differ: {row['differ'] or 'none'}")  # fmt: skip

@@ -181,7 +181,7 @@ def one_start(kind: str, path: str, model: str, max_len: int) -> dict[str, Any]:
     else:
         draws = training_rows(load_pairs, PairMixSettings(**shared), tokenizer, exclude=HeldOut())
     draws.draw(0, 0)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "cpu_seconds": cpu_seconds() - cpu,
         "main_thread_seconds": time.thread_time() - main_thread,
         "wall_seconds": time.perf_counter() - wall,
@@ -190,16 +190,18 @@ def one_start(kind: str, path: str, model: str, max_len: int) -> dict[str, Any]:
         **anonymous.end(),
         "rows": len(draws),
     }
-    return found | {"digest": digest_of(draws)}
+    return figures | {"digest": digest_of(draws)}
 
 
 def digest_of(draws: Any) -> str:
     """A SHA-256 of every record in order and of the accounts, but for notes about the cache."""
     digest = hashlib.sha256()
     for account in draws.accounts:
-        told = account.to_json()
-        told["notes"] = [note for note in told.get("notes", ()) if "cache" not in note]
-        digest.update(json.dumps([told, account.lines()[:1]], sort_keys=True).encode())
+        account_json = account.to_json()
+        account_json["notes"] = [
+            note for note in account_json.get("notes", ()) if "cache" not in note
+        ]
+        digest.update(json.dumps([account_json, account.lines()[:1]], sort_keys=True).encode())
     for record in draws.all():
         digest.update(repr(_plain(record)).encode())
     return digest.hexdigest()
@@ -223,9 +225,9 @@ def measured(command: list[str], cache: Path) -> dict[str, Any]:
 def medians(starts: list[dict[str, Any]]) -> dict[str, Any]:
     """The medians of several starts, their digest, and whether they all had it."""
     numbers = [name for name, value in starts[0].items() if isinstance(value, int | float)]
-    found = {name: statistics.median(start[name] for start in starts) for name in numbers}
+    medians_by_name = {name: statistics.median(start[name] for start in starts) for name in numbers}
     (digest,) = {start["digest"] for start in starts}
-    return {**{name: round(value, 2) for name, value in found.items()}, "digest": digest}
+    return {**{name: round(value, 2) for name, value in medians_by_name.items()}, "digest": digest}
 
 
 def main() -> None:
@@ -246,8 +248,8 @@ def main() -> None:
         max_len = MAX_LEN * options.problems
         print(json.dumps(one_start(kind, path, str(options.data / "model"), max_len)))
         return
-    with tempfile.TemporaryDirectory() as made:
-        folder = options.keep or Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
         if not (folder / "model").exists():
             folder.mkdir(exist_ok=True, parents=True)
             written(folder, options.data, options)

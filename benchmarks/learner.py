@@ -105,10 +105,12 @@ def padded_update(experience: Experience) -> tuple[Callable[[], None], Any]:
     return update, lm
 
 
-def distance(one: Any, two: Any) -> float:
+def distance(model: Any, two: Any) -> float:
     """Relative distance of the weights' movement from the common start."""
     start = torch.cat([p.detach().flatten() for p in fresh("sdpa").parameters()])
-    a, b = (torch.cat([p.detach().flatten() for p in lm.parameters()]) - start for lm in (one, two))
+    a, b = (
+        torch.cat([p.detach().flatten() for p in lm.parameters()]) - start for lm in (model, two)
+    )
     return float((a - b).norm() / b.norm())
 
 

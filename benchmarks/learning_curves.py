@@ -178,14 +178,14 @@ def curve(run: Path, figure: Figure) -> dict[int, float] | None:
     if not (run / "summary.json").exists():
         return None
     lines = (run / figure.log).read_text("utf-8").splitlines()
-    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    shown = [line for line in found if line.get("set") == figure.of]
+    evaluations: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    shown = [line for line in evaluations if line.get("set") == figure.of]
     return {line["step"]: line[figure.field] for line in shown if line["step"] >= figure.since}
 
 
-def binned(one: Curve, most: int) -> dict[int, float]:
+def binned(full_curve: Curve, most: int) -> dict[int, float]:
     """At most so many points: means over equal runs of steps, each at its last step."""
-    points = sorted(one.items())
+    points = sorted(full_curve.items())
     size = -(-len(points) // most)
     runs = [points[start : start + size] for start in range(0, len(points), size)]
     return {run[-1][0]: statistics.mean(value for _, value in run) for run in runs}
@@ -197,8 +197,12 @@ def table(curves: Curves) -> str:
     steps = sorted(mean(curves))
     head, rule = ["seed", *map(str, steps), "change"], ["---:"] * (len(steps) + 2)
     body = [
-        [name, *(f"{one[step]:.3f}" for step in steps), f"{one[steps[-1]] - one[steps[0]]:+.3f}"]
-        for name, one in rows.items()
+        [
+            name,
+            *(f"{curve_of_row[step]:.3f}" for step in steps),
+            f"{curve_of_row[steps[-1]] - curve_of_row[steps[0]]:+.3f}",
+        ]
+        for name, curve_of_row in rows.items()
     ]
     return "\n".join(
         [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(r)} |" for r in body)]
@@ -214,10 +218,10 @@ def day_and_versions(runs: Sequence[Path]) -> str:
     return f"on {day} with {used}"
 
 
-def section(figure: Figure, curves: Curves, made: str) -> str:
+def section(figure: Figure, curves: Curves, origin: str) -> str:
     """The page's section; its picture lies in docs/images/curves. made: see day_and_versions."""
-    short = {seed: binned(one, MOST_COLUMNS) for seed, one in curves.items()}
-    means = any(len(one) > MOST_COLUMNS for one in curves.values())
+    short = {seed: binned(points, MOST_COLUMNS) for seed, points in curves.items()}
+    means = any(len(points) > MOST_COLUMNS for points in curves.values())
     note = " Each column is a mean over the steps up to that one." if means else ""
     drawn = "Thin lines are seeds, the thick one is their mean. " if len(curves) > 1 else ""
     each = ", for each seed" if len(curves) > 1 else ""
@@ -225,15 +229,15 @@ def section(figure: Figure, curves: Curves, made: str) -> str:
     return (
         f"{HEADING}\n\n"
         f"![{figure.title} by step: from {first} to {last}]({figure.picture})\n\n"
-        f"{figure.caption} {drawn}Made {made}{each} by\n\n"
+        f"{figure.caption} {drawn}Made {origin}{each} by\n\n"
         f"```sh\n{figure.made_by}\n```\n\n"
         f"{table(short)}\n{f'{chr(10)}{note.strip()}{chr(10)}' if note else ''}"
     )
 
 
 def _end(curves: Curves, at: int) -> float:
-    whole = mean(curves)
-    return whole[sorted(whole)[at]]
+    mean_curve = mean(curves)
+    return mean_curve[sorted(mean_curve)[at]]
 
 
 def write(page: Path, text: str) -> None:
@@ -256,17 +260,17 @@ def main() -> None:
         paths = {
             seed: options.runs / f"{figure.run}-{seed}" / figure.stage for seed in figure.seeds
         }
-        found = {seed: curve(path, figure) for seed, path in paths.items()}
-        curves = {seed: one for seed, one in found.items() if one is not None}
-        if len(curves) < len(found):
+        read_curves = {seed: curve(path, figure) for seed, path in paths.items()}
+        curves = {seed: points for seed, points in read_curves.items() if points is not None}
+        if len(curves) < len(read_curves):
             print(f"{figure.page}: not all seeds have ended")
             continue
-        drawn = {seed: binned(one, MOST_POINTS) for seed, one in curves.items()}
+        drawn = {seed: binned(points, MOST_POINTS) for seed, points in curves.items()}
         (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
-        made = day_and_versions([paths[seed] for seed in figure.seeds])
+        origin = day_and_versions([paths[seed] for seed in figure.seeds])
         page = options.docs / figure.folder / f"{figure.page}.md"
-        write(page, section(figure, curves, made))
-        kept = {"title": figure.title, "made": made, "made_by": figure.made_by, "curves": curves}
+        write(page, section(figure, curves, origin))
+        kept = {"title": figure.title, "made": origin, "made_by": figure.made_by, "curves": curves}
         results = options.results / f"{figure.page}.json"
         results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
         print(f"{figure.page}: written")

@@ -116,25 +116,25 @@ def replay(name: str, sizes: tuple[int, int], new_tokens: int) -> dict[str, Any]
     models = (mixture(0, dtype, *sizes, 4, router_dtype) for _ in range(2))
     sequences, sampled = sample(next(models).eval(), new_tokens)
     mask, lm = sequences.loss_mask.values, next(models)
-    found: dict[str, Any] = {"tokens": int(mask.sum())}
+    figures: dict[str, Any] = {"tokens": int(mask.sum())}
     policy = policy_of(lm, replayable(lm))
-    own = np.sort(chosen_experts(policy.backbone, sequences).values, -1)
+    own_experts = np.sort(chosen_experts(policy.backbone, sequences).values, -1)
     assert sequences.experts is not None
-    told = np.sort(sequences.experts.values, -1)
-    known = told.min((1, 2)) >= 0
-    found["routed_apart"] = float((own != told).any(-1)[known].mean())
+    recorded_experts = np.sort(sequences.experts.values, -1)
+    is_recorded = recorded_experts.min((1, 2)) >= 0
+    figures["routed_apart"] = float((own_experts != recorded_experts).any(-1)[is_recorded].mean())
     for label, replays in (("off", False), ("sampled", True)):
         policy.backbone.routers = routers = policy.backbone.routers or Routers(lm)
         routers.replays = replays
         learned = policy.logprobs(sequences).result().values
         apart = (learned - sampled)[mask].astype(np.float64)
-        found[label] = {
+        figures[label] = {
             "apart_mean": float(np.abs(apart).mean()),
             "apart_p99": float(np.quantile(np.abs(apart), 0.99)),
             "apart_max": float(np.abs(apart).max()),
             "kl": float((np.expm1(apart) - apart).mean()),
         }
-    return found
+    return figures
 
 
 @torch.no_grad()

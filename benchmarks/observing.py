@@ -82,8 +82,8 @@ class Spent:
     def count(self, owner: Any, name: str) -> None:
         """Every call of owner.name from now on."""
         right: Callable[..., Any] = getattr(owner, name)
-        what = f"{owner.__name__.rpartition('.')[2]}.{name}"
-        self.seconds[what], self.calls[what] = 0.0, 0
+        function_name = f"{owner.__name__.rpartition('.')[2]}.{name}"
+        self.seconds[function_name], self.calls[function_name] = 0.0, 0
 
         def counted(*args: Any, **more: Any) -> Any:
             if getattr(self._within, "call", False):
@@ -93,8 +93,8 @@ class Spent:
             try:
                 return right(*args, **more)
             finally:
-                self.seconds[what] += time.thread_time() - began
-                self.calls[what] += 1
+                self.seconds[function_name] += time.thread_time() - began
+                self.calls[function_name] += 1
                 self._within.call = False
 
         setattr(owner, name, counted)
@@ -183,19 +183,25 @@ def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
     more = [with_it["cpu_seconds"] / without["cpu_seconds"] - 1 for with_it, without in pairs]
     shares = {
         name: statistics.median(
-            one["inside_seconds"][name] / one["cpu_seconds"] for one, _ in pairs
+            observed["inside_seconds"][name] / observed["cpu_seconds"] for observed, _ in pairs
         )
         for name in pairs[0][0]["inside_seconds"]
     }
-    inside = [sum(one["inside_seconds"].values()) / one["cpu_seconds"] for one, _ in pairs]
+    inside = [
+        sum(observed["inside_seconds"].values()) / observed["cpu_seconds"] for observed, _ in pairs
+    ]
     return {
-        "observed_cpu_seconds": statistics.median(one["cpu_seconds"] for one, _ in pairs),
-        "bare_cpu_seconds": statistics.median(one["cpu_seconds"] for _, one in pairs),
-        "observed_wall_seconds": statistics.median(one["wall_seconds"] for one, _ in pairs),
-        "bare_wall_seconds": statistics.median(one["wall_seconds"] for _, one in pairs),
+        "observed_cpu_seconds": statistics.median(observed["cpu_seconds"] for observed, _ in pairs),
+        "bare_cpu_seconds": statistics.median(unobserved["cpu_seconds"] for _, unobserved in pairs),
+        "observed_wall_seconds": statistics.median(
+            observed["wall_seconds"] for observed, _ in pairs
+        ),
+        "bare_wall_seconds": statistics.median(
+            unobserved["wall_seconds"] for _, unobserved in pairs
+        ),
         "overhead_of_pairs": statistics.mean(more),
         "standard_error": statistics.stdev(more) / len(more) ** 0.5 if len(more) > 1 else None,
-        "drawings": statistics.median(one["drawings"] for one, _ in pairs),
+        "drawings": statistics.median(observed["drawings"] for observed, _ in pairs),
         "inside_share": statistics.median(inside),
         "shares": {name: round(share, 6) for name, share in shares.items()},
         "pairs": [[a["cpu_seconds"], b["cpu_seconds"]] for a, b in pairs],
@@ -212,13 +218,13 @@ def main() -> None:
     spent = watch_calls()
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(arguments.pairs + 1):
-        found: dict[bool, dict[str, Any]] = {}
+        by_observed: dict[bool, dict[str, Any]] = {}
         for observed in (True, False) if number % 2 else (False, True):
             with tempfile.TemporaryDirectory() as folder:
-                found[observed] = run(arguments, Path(folder), observed, spent)
+                by_observed[observed] = run(arguments, Path(folder), observed, spent)
         if number:  # the first pair imports
-            pairs.append((found[True], found[False]))
-            print(f"pair {number}: {found[True]} {found[False]}", file=sys.stderr)
+            pairs.append((by_observed[True], by_observed[False]))
+            print(f"pair {number}: {by_observed[True]} {by_observed[False]}", file=sys.stderr)
     settings = {k: v for k, v in vars(arguments).items() if k != "to"}
     result = {
         "command": " ".join(["python", *sys.argv]),

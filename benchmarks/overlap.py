@@ -249,7 +249,7 @@ def sides(
     parts, recipe = job._parts, cast(Any, run.recipe)
     live, thread = parts.source._live, parts.source._thread
     lengths = drawn_lengths(options.mean, options.most, 8)
-    made: dict[str, Side] = {}
+    sides_by_name: dict[str, Side] = {}
     for name, keys in KINDS[options.of].items():
         engine: Any = Drawn(parts.engine, lengths)
         rollout = recipe.rollout.model_copy(update=keys)
@@ -259,9 +259,9 @@ def sides(
         source = rollout_source(
             run, other, inputs, engine, thread if rollout.max_staleness else None, stack
         )
-        own = replace(parts, source=source, recipe=other)
-        made[name] = Side(RLJob(run, own), run, state, engine)
-    return made
+        side_parts = replace(parts, source=source, recipe=other)
+        sides_by_name[name] = Side(RLJob(run, side_parts), run, state, engine)
+    return sides_by_name
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def experience_of(pairs: list[Pair]) -> Experience:
     return BradleyTerry().experience(sequences_of(pairs), np.zeros(len(pairs)))
 
 
-def without_sharing(one: ScoreLearner) -> ScoreLearner:
+def without_sharing(score_learner: ScoreLearner) -> ScoreLearner:
     """The same learner with the same micro-batches, in which every conversation is whole."""
-    backbone = one.backbone
+    backbone = score_learner.backbone
 
     def micro_batches(sequences: Sequences, rows: Any, *, reads: Any, whole_groups: bool) -> Any:
         limits = {"max_tokens": backbone.micro.max_tokens, "whole_groups": whole_groups}
@@ -92,7 +92,7 @@ def without_sharing(one: ScoreLearner) -> ScoreLearner:
         return (lay_out(sequences, run, reads=reads, min_shared=NEVER) for run in runs)
 
     backbone.micro_batches = micro_batches  # pyright: ignore[reportAttributeAccessIssue]
-    return one
+    return score_learner
 
 
 def sharing(path: Path, pairs: list[Pair], rounds: int) -> dict[str, Any]:
@@ -122,43 +122,43 @@ def sharing(path: Path, pairs: list[Pair], rounds: int) -> dict[str, Any]:
     }
 
 
-def gradient(one: ScoreLearner, experience: Experience) -> dict[str, Tensor]:
+def gradient(score_learner: ScoreLearner, experience: Experience) -> dict[str, Tensor]:
     """Of an update, as the optimizer gets it."""
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
 
     def keep(*_: Any) -> None:
-        master = one.optimizer.master
-        found.update({name: weight.grad.clone() for name, weight in master.items()})  # pyright: ignore[reportOptionalMemberAccess]
+        master = score_learner.optimizer.master
+        gradients.update({name: weight.grad.clone() for name, weight in master.items()})  # pyright: ignore[reportOptionalMemberAccess]
 
     hook = register_optimizer_step_pre_hook(keep)
-    one.update(Update(experience, np.arange(len(experience))), BradleyTerry()).result()
+    score_learner.update(Update(experience, np.arange(len(experience))), BradleyTerry()).result()
     hook.remove()
-    return found
+    return gradients
 
 
 def invariance(path: Path, pairs: list[Pair]) -> dict[str, Any]:
     """How far the gradient moves when the same update is computed another way."""
     pairs = pairs[:PAIRS]
     order = np.random.default_rng(0).permutation(PAIRS)
-    whole, cut = MicroBatch(max_tokens=2**20), MicroBatch(max_sequences=8)
-    first = gradient(learner(path, whole), experience_of(pairs))
+    uncut, cut = MicroBatch(max_tokens=2**20), MicroBatch(max_sequences=8)
+    first = gradient(learner(path, uncut), experience_of(pairs))
     others = {
         "one pair at a time": (learner(path, MicroBatch(max_sequences=2)), pairs),
         "4 096 tokens at a time": (learner(path, MicroBatch(max_tokens=4096)), pairs),
-        "pairs in another order": (learner(path, whole), [pairs[place] for place in order]),
+        "pairs in another order": (learner(path, uncut), [pairs[place] for place in order]),
         "another order and split": (learner(path, cut), [pairs[place] for place in order]),
-        "without sharing": (without_sharing(learner(path, whole)), pairs),
+        "without sharing": (without_sharing(learner(path, uncut)), pairs),
     }
-    found: dict[str, Any] = {}
-    for name, (one, given) in others.items():
-        other = gradient(one, experience_of(given))
+    distances: dict[str, Any] = {}
+    for name, (other_learner, other_pairs) in others.items():
+        other = gradient(other_learner, experience_of(other_pairs))
         off = {key: other[key] - value for key, value in first.items()}
         square = [sum(float(t.double().square().sum()) for t in g.values()) for g in (off, first)]
-        found[name] = {
+        distances[name] = {
             "largest": max(float(off[key].abs().max() / first[key].abs().max()) for key in first),
             "distance": (square[0] / square[1]) ** 0.5,
         }
-    return found
+    return distances
 
 
 def memory(name: str) -> int:
@@ -169,17 +169,17 @@ def memory(name: str) -> int:
 
 def head(path: Path, data: Path, vocabulary: int) -> dict[str, int]:
     """Forward and backward of 32 pairs by a model whose embeddings are frozen."""
-    one = learner(path, MicroBatch(max_tokens=2**20))
-    lm: Any = one.backbone.lm
+    score_learner = learner(path, MicroBatch(max_tokens=2**20))
+    lm: Any = score_learner.backbone.lm
     pairs = read(data, load_tokenizer(str(path)))[:PAIRS]
     lm.resize_token_embeddings(vocabulary)
     lm.get_input_embeddings().requires_grad_(False)
     sequences = experience_of(pairs).sequences
     rows = np.arange(len(sequences))
-    (layout,) = one.backbone.micro_batches(sequences, rows, reads="at", whole_groups=True)
+    (layout,) = score_learner.backbone.micro_batches(sequences, rows, reads="at", whole_groups=True)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now
     before = memory("VmRSS")
-    one.backbone.scores(layout).sum().backward()
+    score_learner.backbone.scores(layout).sum().backward()
     return {
         "tokens": layout.n_tokens,
         "bytes": memory("VmHWM") - before,
@@ -191,7 +191,7 @@ def lora(folder: Path) -> dict[str, Any]:
     """Parameters that policy and reference hold, with an adapter and without."""
     big = INIT.model_copy(update={"hidden_size": 512, "num_hidden_layers": 8})
     make_fresh(big, ["a few words for a tokenizer"], 0, folder)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, more in {"full": {}, "lora": LORA}.items():
         recipe: Any = parse_recipe({**PREFERENCE, "model": {"path": str(folder), **more}})
         geometry = SimpleNamespace(total_updates=1, updates_per_step=1)
@@ -204,12 +204,12 @@ def lora(folder: Path) -> dict[str, Any]:
         reference = under or fleet.frozen_policy(str(folder))
         models: list[nn.Module] = [policy.backbone.lm, reference.backbone.lm]
         held = {p.data_ptr(): p.nbytes for lm in models for p in lm.parameters()}
-        found[name] = {
+        figures[name] = {
             "parameter_bytes": sum(held.values()),
             "trained_bytes": sum(p.nbytes for p in policy.optimizer.master.values()),
             "checkpoint_bytes": policy.state_bytes(),
         }
-    return found
+    return figures
 
 
 def main() -> None:

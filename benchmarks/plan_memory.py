@@ -24,10 +24,10 @@ from benchmarks.plan_memory_child import SMALL, make, run
 COMMAND = "python -m benchmarks.plan_memory --data DIR --to benchmarks/results/plan_memory.json"
 
 
-def in_child(what: str, value: Any) -> Any:
+def in_child(mode: str, value: Any) -> Any:
     """Does `what` in a process of its own; its last line, which is JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.plan_memory", f"--{what}"],
+        [sys.executable, "-m", "benchmarks.plan_memory", f"--{mode}"],
         input=json.dumps(value), capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
@@ -79,12 +79,13 @@ def row(case: Case, models: Path, real: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shown(found: Any) -> str:
+def shown(figures: Any) -> str:
     """One line of the table."""
-    real, plan = found["run"], found["plan"]
+    real, plan = figures["run"], figures["plan"]
     return (
-        f"{found['name']:<40}{found['estimated'] / 1e6:8.0f}{found['measured'] / 1e6:8.0f} MB "
-        f"{found['miss']:+5.0%} {'' if found['within'] else 'MISSED':<7}{plan['phase']:>8}"
+        f"{figures['name']:<40}{figures['estimated'] / 1e6:8.0f}"
+        f"{figures['measured'] / 1e6:8.0f} MB "
+        f"{figures['miss']:+5.0%} {'' if figures['within'] else 'MISSED':<7}{plan['phase']:>8}"
         f"{real['phase']:>12}{real['cpu_seconds']:7.1f} s {real['page_faults'] / 1e3:6.0f}k"
     )
 
@@ -92,8 +93,8 @@ def shown(found: Any) -> str:
 def merged(to: Path | None, rows: Sequence[Any]) -> list[Any]:
     """The rows of the file with new ones in their places."""
     old = json.loads(to.read_text("utf-8"))["rows"] if to and to.exists() else []
-    new = {one["name"]: one for one in rows}
-    kept = [new.pop(one["name"], one) for one in old]
+    new = {row_of_case["name"]: row_of_case for row_of_case in rows}
+    kept = [new.pop(row_of_case["name"], row_of_case) for row_of_case in old]
     return kept + list(new.values())
 
 
@@ -116,9 +117,12 @@ def main() -> None:
         make(**json.load(sys.stdin))
         return
     if options.plan:
-        old = {one["name"]: one["run"] for one in json.loads(options.to.read_text("utf-8"))["rows"]}
-        known = [case for case in cases(options.data) if case.name in old]
-        write(options.to, [row(case, options.models, old[case.name]) for case in known])
+        old = {
+            row_of_case["name"]: row_of_case["run"]
+            for row_of_case in json.loads(options.to.read_text("utf-8"))["rows"]
+        }
+        recorded_cases = [case for case in cases(options.data) if case.name in old]
+        write(options.to, [row(case, options.models, old[case.name]) for case in recorded_cases])
         return
     rows: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:

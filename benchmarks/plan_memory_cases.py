@@ -42,7 +42,7 @@ class Case:
 
     def recipe(self, model: Path) -> dict[str, Any]:
         """The recipe without its run directory."""
-        found: dict[str, Any] = {
+        table: dict[str, Any] = {
             "job": {"grpo": "rl", "ppo": "rl"}.get(self.job, self.job),
             "steps": 2,
             "model": {"path": str(model), "dtype": "float32"},
@@ -51,23 +51,23 @@ class Case:
         }
         if self.job in PAIRS:
             path = str(self.data / "hh-rlhf-harmless.jsonl.gz")
-            found["data"] = {"path": path, "max_len": 512, "max_lost_fraction": 1.0, **HH}
+            table["data"] = {"path": path, "max_len": 512, "max_lost_fraction": 1.0, **HH}
         else:
-            found["data"] = {"path": str(self.data / "gsm8k.jsonl"), "max_len": 512, **GSM8K}
+            table["data"] = {"path": str(self.data / "gsm8k.jsonl"), "max_len": 512, **GSM8K}
         if self.size == IMAGES:
             path = str(model.with_name(f"{IMAGES}-{self.job}.jsonl"))
-            found["data"] = {"path": path, "max_len": 512}
-        found["data"]["cache"] = False
-        if found["job"] == "rl":
-            found["batch"] = {"rollout_batch_size": self.samples, "n_samples_per_prompt": 4}
-            found["rewards"] = [{"type": "regex", "pattern": "[a-m]$"}]  # half of random answers
+            table["data"] = {"path": path, "max_len": 512}
+        table["data"]["cache"] = False
+        if table["job"] == "rl":
+            table["batch"] = {"rollout_batch_size": self.samples, "n_samples_per_prompt": 4}
+            table["rewards"] = [{"type": "regex", "pattern": "[a-m]$"}]  # half of random answers
             kl_coef = 0.05 if "reference" in self.words else 0.0
-            found["algorithm"] = {"type": self.job, "kl_coef": kl_coef}
-            found["rollout"] = {"max_new_tokens": 96}
+            table["algorithm"] = {"type": self.job, "kl_coef": kl_coef}
+            table["rollout"] = {"max_new_tokens": 96}
         if self.job == "ppo":
-            found["critic"] = {"model": {"dtype": "float32"}}
+            table["critic"] = {"model": {"dtype": "float32"}}
         words = dict.fromkeys(self.words, True)
-        model_settings = found["model"]
+        model_settings = table["model"]
         if words.get("adapter"):
             model_settings["lora"] = {"rank": 16, "alpha": 16}
         if words.get("4bit"):
@@ -79,15 +79,15 @@ class Case:
         if words.get("bfloat16"):
             model_settings["dtype"] = "bfloat16"
         if words.get("muon"):
-            found["learner"]["optimizer"] = "muon"
+            table["learner"]["optimizer"] = "muon"
         if words.get("saves"):
-            found["checkpoint"] = {"save_steps": 1}
+            table["checkpoint"] = {"save_steps": 1}
         if words.get("exports"):
-            found["checkpoint"] = {"save_hf": True}
+            table["checkpoint"] = {"save_hf": True}
         for word in self.words:
             if word.isdigit():
-                found["batch"]["micro_train_tokens"] = int(word)
-        return found
+                table["batch"]["micro_train_tokens"] = int(word)
+        return table
 
 
 def cases(data: Path) -> Iterator[Case]:

@@ -71,12 +71,12 @@ def run(value: Any) -> None:
         held = psutil.Process().memory_info().rss
         before, faults = cpu_seconds(), page_faults()
         train(parse_recipe(value["recipe"]), Console("quiet"))
-    found = {name: peak - held for name, peak in peaks.items()}
-    phase = max(found, key=found.__getitem__)
+    phase_bytes = {name: peak - held for name, peak in peaks.items()}
+    phase = max(phase_bytes, key=phase_bytes.__getitem__)
     print(
         json.dumps(
             {
-                "bytes": found[phase], "phase": phase, "phases": found, "held": held,
+                "bytes": phase_bytes[phase], "phase": phase, "phases": phase_bytes, "held": held,
                 "cpu_seconds": round(cpu_seconds() - before, 2),
                 "page_faults": page_faults() - faults,
             }
@@ -96,7 +96,7 @@ def watching(peaks: dict[str, int]) -> Generator[None]:
     """The peak resident size in each phase of a run, and between them."""
     from postgrad.training.run import Run
 
-    whole = Run.phase
+    original_phase = Run.phase
 
     def end(name: str) -> None:
         peaks[name] = max(peaks.get(name, 0), peak_bytes())
@@ -105,7 +105,7 @@ def watching(peaks: dict[str, int]) -> Generator[None]:
     @contextmanager
     def phase(self: Run, name: str, *more: Any) -> Generator[None]:
         end("between")
-        with whole(self, name, *more):
+        with original_phase(self, name, *more):
             yield
         end(name)
 

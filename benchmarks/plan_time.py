@@ -61,7 +61,7 @@ class Case:
             "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "tokenizer": {"vocab_size": vocabulary},
         }  # fmt: skip
-        found: dict[str, Any] = {
+        table: dict[str, Any] = {
             "job": "rl" if self.job == "grpo" else self.job,
             "steps": STEPS,
             "model": {"init": init, "dtype": "float32", **self.model},
@@ -70,19 +70,19 @@ class Case:
             "checkpoint": {"save_steps": 0},
         }
         path = str(data / "gsm8k.jsonl")
-        found["data"] = {"path": path, "max_len": self.length, **GSM8K}
+        table["data"] = {"path": path, "max_len": self.length, **GSM8K}
         if self.job == "reward":
             path = str(data / "hh-rlhf-harmless.jsonl.gz")
-            found["data"] = {"path": path, "max_len": self.length, "max_lost_fraction": 1.0, **HH}
-            found["data"]["limit"] = 400
+            table["data"] = {"path": path, "max_len": self.length, "max_lost_fraction": 1.0, **HH}
+            table["data"]["limit"] = 400
         if self.job == "grpo":
-            found["batch"] = {
+            table["batch"] = {
                 "rollout_batch_size": self.batch, "n_samples_per_prompt": self.answers,
             }  # fmt: skip
-            found["rewards"] = [{"type": "regex", "pattern": "[a-m]$"}]  # half of random answers
-            found["algorithm"] = {"type": "grpo", "kl_coef": 0.05}
-            found["rollout"] = {"max_new_tokens": self.length // 2}
-        return found
+            table["rewards"] = [{"type": "regex", "pattern": "[a-m]$"}]  # half of random answers
+            table["algorithm"] = {"type": "grpo", "kl_coef": 0.05}
+            table["rollout"] = {"max_new_tokens": self.length // 2}
+        return table
 
 
 # Of each job: the run that is learned from, and those that are estimated then.
@@ -150,24 +150,24 @@ def chosen(job: str, size: str | None, most: int | None) -> list[Case]:
 def measured(cases: list[Case], data: Path, *, wall: bool) -> Iterator[tuple[Case, Any]]:
     """The runs after the first, which is learned from, with what each of them says."""
     with tempfile.TemporaryDirectory() as folder:
-        own = {"POSTGRAD_CALIBRATION": str(Path(folder) / "calibration.toml")}
+        environment = {"POSTGRAD_CALIBRATION": str(Path(folder) / "calibration.toml")}
         for number, case in enumerate(cases):
             recipe = {**case.recipe(data), "run_dir": str(Path(folder) / f"run-{number}")}
-            found = in_child({"recipe": recipe, "learn": not number, "wall": wall}, own)
+            result = in_child({"recipe": recipe, "learn": not number, "wall": wall}, environment)
             if number:
-                yield case, found
+                yield case, result
 
 
 def row(case: Case, phase: str, rounds: list[Any]) -> dict[str, Any]:
     """Medians of all rounds. A phase that has no time of its own in a plan is left out before."""
-    estimated = statistics.median(one[phase]["estimated_seconds"] for one in rounds)
-    seconds = statistics.median(one[phase]["seconds"] for one in rounds)
+    estimated = statistics.median(measurement[phase]["estimated_seconds"] for measurement in rounds)
+    seconds = statistics.median(measurement[phase]["seconds"] for measurement in rounds)
     return {
         "name": case.name, "phase": phase, "estimated": round(estimated, 5),
         "measured": round(seconds, 5), "miss": round(estimated / seconds - 1, 4),
         "within": abs(estimated / seconds - 1) <= 0.25,
-        "rounds": [[round(one[phase][key], 5) for key in ("estimated_seconds", "seconds")]
-                   for one in rounds],
+        "rounds": [[round(measurement[phase][key], 5) for key in ("estimated_seconds", "seconds")]
+                   for measurement in rounds],
     }  # fmt: skip
 
 
@@ -188,19 +188,19 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for job in options.jobs:
-        found: dict[str, tuple[Case, list[Any]]] = {}
+        measurements: dict[str, tuple[Case, list[Any]]] = {}
         for _ in range(options.rounds):
             cases = chosen(job, options.size, options.cases)
-            for case, one in measured(cases, options.data, wall=options.wall):
-                found.setdefault(case.name, (case, []))[1].append(one)
-        for case, rounds in found.values():
+            for case, measurement in measured(cases, options.data, wall=options.wall):
+                measurements.setdefault(case.name, (case, []))[1].append(measurement)
+        for case, rounds in measurements.values():
             for phase in PHASES:
-                if all("estimated_seconds" in one.get(phase, {}) for one in rounds):
+                if all("estimated_seconds" in measurement.get(phase, {}) for measurement in rounds):
                     rows.append(row(case, phase, rounds))
-                    one = rows[-1]
+                    newest_row = rows[-1]
                     print(
-                        f"{one['name']:<48} {phase:<14} {one['estimated']:9.3f}"
-                        f"{one['measured']:9.3f} s {one['miss']:+5.0%}", flush=True,
+                        f"{newest_row['name']:<48} {phase:<14} {newest_row['estimated']:9.3f}"
+                        f"{newest_row['measured']:9.3f} s {newest_row['miss']:+5.0%}", flush=True,
                     )  # fmt: skip
         if options.to:
             write(options.to, rows, options)

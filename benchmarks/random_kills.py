@@ -81,11 +81,11 @@ def main() -> None:
                 life=options.life * seconds, seed=options.seed + turn, wanted=wanted[staleness],
             )  # fmt: skip
             turn += 1
-            told = result(counted, time.monotonic() - began, seconds)
+            record = result(counted, time.monotonic() - began, seconds)
             if options.to:
-                write_json(options.to, told)
+                write_json(options.to, record)
         disk.close()
-    print(json.dumps(told, indent=1))
+    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

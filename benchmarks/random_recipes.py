@@ -49,7 +49,7 @@ class Failed(Exception):
     """A recipe did what no recipe may do; the message says what."""
 
 
-def attempt(what: str, call: Callable[[], Any]) -> tuple[Any, str | None]:
+def attempt(action: str, call: Callable[[], Any]) -> tuple[Any, str | None]:
     """(what the call returns, None), or (None, the message of an error of ours). Raises Failed for
     any other error, and for a RuntimeWarning.
     """
@@ -62,7 +62,7 @@ def attempt(what: str, call: Callable[[], Any]) -> tuple[Any, str | None]:
         except Killed:
             raise
         except Exception as error:
-            raise Failed(f"{what}: {type(error).__name__}: {error}") from error
+            raise Failed(f"{action}: {type(error).__name__}: {error}") from error
 
 
 def check(raw: Table, folder: Path) -> str | None:
@@ -88,7 +88,7 @@ def check(raw: Table, folder: Path) -> str | None:
     return None
 
 
-def _resumed(raw: Table, whole: Recipe, steps: int, folder: Path, console: Console) -> None:
+def _resumed(raw: Table, uninterrupted: Recipe, steps: int, folder: Path, console: Console) -> None:
     killed = parse_recipe({**raw, "run_dir": str(folder / "killed")})
     with pytest.MonkeyPatch.context() as patch:
         kill_after(patch, RLJob if raw["job"] == "rl" else SupervisedJob, 1)
@@ -98,7 +98,7 @@ def _resumed(raw: Table, whole: Recipe, steps: int, folder: Path, console: Conso
     if refused is not None:
         raise Failed(f"the run ends, and resumed it is refused: {refused}")
     try:
-        assert_same_run(whole, killed, steps)
+        assert_same_run(uninterrupted, killed, steps)
     except AssertionError as error:
         raise Failed(f"a resumed run is another one: {error}") from error
 
@@ -106,13 +106,13 @@ def _resumed(raw: Table, whole: Recipe, steps: int, folder: Path, console: Conso
 def _shown(recipe: Recipe, steps: int, folder: Path, console: Console) -> None:
     """Exports the run's model and reports on it."""
     run = Path(recipe.run_dir)
-    for what, call in {
+    for action, call in {
         "report": lambda: report([run], folder / "page.html", console),
         "export": lambda: export(run, "latest", folder / "hf"),
     }.items():
-        _, refused = attempt(what, call)
+        _, refused = attempt(action, call)
         if refused is not None:
-            raise Failed(f"{what}: {refused}")
+            raise Failed(f"{action}: {refused}")
     weights = [w for w in tensors(recipe.run_dir, steps).values() if w.is_floating_point()]
     if recipe.job == "reward" or not all(w.isfinite().all() for w in weights):
         return

@@ -69,9 +69,9 @@ def _measured(
         address = f"127.0.0.1:{held.getsockname()[1]}"
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said.json"
+        answer_file = Path(folder) / "said.json"
         processes = [
-            spawn.Process(target=_rank, args=(rank, ranks, address, settings, model, said))
+            spawn.Process(target=_rank, args=(rank, ranks, address, settings, model, answer_file))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -80,7 +80,7 @@ def _measured(
             process.join()
         if any(process.exitcode for process in processes):
             sys.exit(f"a rank failed: {settings}")
-        update, between = json.loads(said.read_text())
+        update, between = json.loads(answer_file.read_text())
         return update, between
 
 
@@ -90,7 +90,7 @@ def _rank(
     address: str,
     settings: dict[str, Any],
     model: tuple[int, int, int],
-    said: Path,
+    answer_file: Path,
 ) -> None:
     import numpy as np
     import torch
@@ -138,7 +138,7 @@ def _rank(
     forget_peak()
     between = peak_bytes() - before
     if rank == 0:
-        said.write_text(json.dumps([update / parameters, between / parameters]))
+        answer_file.write_text(json.dumps([update / parameters, between / parameters]))
     ranks.leave()
 
 

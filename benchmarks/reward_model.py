@@ -70,9 +70,9 @@ def recipe_for(options: argparse.Namespace, seed: int, folder: Path) -> RewardRe
     }
     if (folder / "start").exists():
         flags["model.path"] = str(folder / "start")
-    found = load_recipe(RECIPE, [f"--{key}={value}" for key, value in flags.items()])
-    assert isinstance(found, RewardRecipe)
-    return found
+    recipe = load_recipe(RECIPE, [f"--{key}={value}" for key, value in flags.items()])
+    assert isinstance(recipe, RewardRecipe)
+    return recipe
 
 
 def pairs_of(recipe: RewardRecipe) -> int:
@@ -91,13 +91,13 @@ def prepare(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, A
     train_set = training_rows(load_pairs, recipe.data, model.tokenizer, exclude=held_out(recipe))
     test_set = load_pairs(recipe.eval.sets[0].data, model.tokenizer)
     drawn = range(options.steps * pairs_of(recipe))
-    found = {
+    token_lists = {
         "drawn": tokens_of([train_set.draw(ticket, seed) for ticket in drawn]),
         "train": tokens_of(train_set.all()),
         "held_out": tokens_of(test_set.all()),
         "held_out_rows": [pair.row for pair in test_set.all()],
     }
-    (folder / "pairs.json").write_text(json.dumps(found), "utf-8")
+    (folder / "pairs.json").write_text(json.dumps(token_lists), "utf-8")
     return {
         "training": train_set.accounts[0].to_json(),
         "held_out": test_set.account.to_json(),
@@ -165,8 +165,8 @@ def messages(recipe: RewardRecipe, rows: list[int]) -> list[dict[str, Any]]:
     def turns(text: str) -> list[dict[str, str]]:
         parts = re.split(r"\n\n(Human|Assistant): ?", text)[1:]
         names = {"Human": "user", "Assistant": "assistant"}
-        said = zip(parts[0::2], parts[1::2], strict=True)
-        return [{"role": names[who], "content": words} for who, words in said]
+        exchanges = zip(parts[0::2], parts[1::2], strict=True)
+        return [{"role": names[who], "content": words} for who, words in exchanges]
 
     return [{name: turns(lines[row][name]) for name in ("chosen", "rejected")} for row in rows]
 
@@ -175,35 +175,35 @@ def compare_tokens(ours: Conversations, theirs: Conversations, limit: int) -> di
     """How many conversations have the same ids. The template writes a newline after the last turn,
     which TRL keeps; postgrad ends where a sampled answer ends.
     """
-    found = {"same_but_the_newline_after_the_end": 0, "same_and_cut": 0, "different": 0}
-    for mine, other in zip(ours, theirs, strict=True):
-        cut = len(mine) == limit and other[:limit] == mine
-        whole = len(other) == len(mine) + 1 and other[:-1] == mine
-        kind = "same_but_the_newline_after_the_end" if whole else "same_and_cut"
-        found[kind if whole or cut else "different"] += 1
-    return found
+    counts = {"same_but_the_newline_after_the_end": 0, "same_and_cut": 0, "different": 0}
+    for our_ids, their_ids in zip(ours, theirs, strict=True):
+        cut = len(our_ids) == limit and their_ids[:limit] == our_ids
+        lacks_newline = len(their_ids) == len(our_ids) + 1 and their_ids[:-1] == our_ids
+        kind = "same_but_the_newline_after_the_end" if lacks_newline else "same_and_cut"
+        counts[kind if lacks_newline or cut else "different"] += 1
+    return counts
 
 
 @torch.no_grad()
 def accuracy(model: str, sequences: Conversations) -> float:
     """How often plain transformers, with padding, scores the chosen one higher."""
     lm: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
-    found = torch.zeros(len(sequences))
+    scores = torch.zeros(len(sequences))
     order = sorted(range(len(sequences)), key=lambda row: len(sequences[row]))
     for start in range(0, len(order), 64):
         rows = order[start : start + 64]
         parts = [torch.tensor(sequences[row]) for row in rows]
         ids = pad_sequence(parts, batch_first=True, padding_value=lm.config.pad_token_id)
         mask = pad_sequence([torch.ones_like(part) for part in parts], batch_first=True)
-        found[rows] = lm(ids, attention_mask=mask).logits[:, 0]
-    return float((found[0::2] > found[1::2]).double().mean())
+        scores[rows] = lm(ids, attention_mask=mask).logits[:, 0]
+    return float((scores[0::2] > scores[1::2]).double().mean())
 
 
 def peak() -> int:
     """Bytes that this process held at most so far; a parent's do not count, as in getrusage."""
     status = Path("/proc/self/status").read_text("ascii")
-    found = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
-    return max(found, Resident.most)  # a run's phases begin the kernel's peak anew
+    kernel_peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+    return max(kernel_peak, Resident.most)  # a run's phases begin the kernel's peak anew
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -215,17 +215,17 @@ def measure(options: argparse.Namespace) -> None:
     register_optimizer_step_post_hook(
         lambda *_: marks.append((time.perf_counter(), time.process_time(), peak()))
     )
-    found = (by_postgrad if options.side == "postgrad" else by_trl)(recipe, pairs)
-    assert len(marks) == len(found["losses"]) == recipe.steps
+    trained = (by_postgrad if options.side == "postgrad" else by_trl)(recipe, pairs)
+    assert len(marks) == len(trained["losses"]) == recipe.steps
     steps = list(pairwise(marks))
     more = {
         "step_wall_seconds": statistics.median(after[0] - before[0] for before, after in steps),
         "step_cpu_seconds": statistics.median(after[1] - before[1] for before, after in steps),
         "peak_bytes": marks[-1][2],
-        "train": accuracy(found["model"], pairs["train"]),
-        "held_out": accuracy(found.pop("model"), pairs["held_out"]),
+        "train": accuracy(trained["model"], pairs["train"]),
+        "held_out": accuracy(trained.pop("model"), pairs["held_out"]),
     }
-    print(json.dumps(found | more))
+    print(json.dumps(trained | more))
 
 
 def run(options: argparse.Namespace, side: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -258,10 +258,10 @@ def main() -> None:
             folder = Path(parent) / str(seed)
             rows = prepare(options, seed, folder)
             sides = SIDES if seed % 2 == 0 else SIDES[::-1]
-            found = {side: run(options, side, seed, folder) for side in sides}
-            losses = zip(*(found[side].pop("losses")[:COMPARED] for side in SIDES), strict=True)
-            apart = max(abs(mine - other) / other for mine, other in losses)
-            seeds.append({"seed": seed, "first_losses_apart": apart, **found})
+            by_side = {side: run(options, side, seed, folder) for side in sides}
+            losses = zip(*(by_side[side].pop("losses")[:COMPARED] for side in SIDES), strict=True)
+            apart = max(abs(our_loss - their_loss) / their_loss for our_loss, their_loss in losses)
+            seeds.append({"seed": seed, "first_losses_apart": apart, **by_side})
             print(json.dumps(seeds[-1]), file=sys.stderr)
     report = summary(options, rows, seeds)
     text = json.dumps(report, indent=2)
@@ -279,7 +279,7 @@ def summary(
     recipe = recipe_for(options, 0, Path("RUN"))
     names = ("train", "held_out", "step_wall_seconds", "step_cpu_seconds", "peak_bytes")
     means = {
-        side: {name: statistics.mean(one[side][name] for one in seeds) for name in names}
+        side: {name: statistics.mean(seed_row[side][name] for seed_row in seeds) for name in names}
         for side in SIDES
     }
     for mean in means.values():
@@ -287,7 +287,9 @@ def summary(
             mean[f"pairs_per_{clock}_second"] = pairs_of(recipe) / mean[f"step_{clock}_seconds"]
     return {
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "versions": {one.__name__: one.__version__ for one in (torch, transformers, trl)},
+        "versions": {
+            package.__name__: package.__version__ for package in (torch, transformers, trl)
+        },
         "machine": platform.machine(),
         "recipe": {key: recipe.dump()[key] for key in ("steps", "batch", "learner", "algorithm")},
         "rows": rows,

@@ -45,19 +45,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--to", type=Path)
-    known = parser.parse_args()
+    options = parser.parse_args()
     seconds: list[float] = []
     used: list[float] = []
-    with Scorer([RewardSettings(type="code")], ScoringSettings(workers=known.workers)) as scorer:
-        scorer.score([group(8 * known.workers, 0)])  # until every worker is ready
-        for number in range(known.rounds):
-            pair = group(known.programs, (number + 1) * known.programs)
+    with Scorer([RewardSettings(type="code")], ScoringSettings(workers=options.workers)) as scorer:
+        scorer.score([group(8 * options.workers, 0)])  # until every worker is ready
+        for number in range(options.rounds):
+            pair = group(options.programs, (number + 1) * options.programs)
             started, before = time.perf_counter(), cpu_of_this_process()
             scored = scorer.score([pair])[0]
             seconds.append(time.perf_counter() - started)
             used.append(cpu_of_this_process() - before)
             assert not scored.failures
-            assert float(scored.total.sum()) == known.programs / 2
+            assert float(scored.total.sum()) == options.programs / 2
     result = {
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "layer": describe(),
@@ -65,17 +65,17 @@ def main() -> None:
         "kernel": platform.release(),
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
-        "programs": known.programs,
-        "workers": known.workers,
+        "programs": options.programs,
+        "workers": options.workers,
         "seconds": seconds,
         "cpu_seconds": used,
-        "programs_per_second": known.programs / statistics.median(seconds),
-        "programs_per_cpu_second": known.programs / statistics.median(used),
+        "programs_per_second": options.programs / statistics.median(seconds),
+        "programs_per_cpu_second": options.programs / statistics.median(used),
     }
     text = json.dumps(result, indent=2)
     print(text)
-    if known.to:
-        known.to.write_text(text + "\n", "utf-8")
+    if options.to:
+        options.to.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -65,12 +65,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def timed(call: Callable[[], object], rounds: int) -> float:
     """Median seconds."""
-    found: list[float] = []
+    seconds: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def stopping(tensors: dict[str, Any], folder: Path) -> None:
@@ -95,9 +95,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     )
     recipe.write_text(text, "utf-8")
     train(load_recipe(recipe), Console("plain"))
-    events = [one for one in lines(folder / "run" / "events.jsonl") if one["event"] == "saved"]
-    behind = [one for one in events if one["behind"]]
-    steps = [one["train_seconds"] for one in lines(folder / "run" / "metrics.jsonl")]
+    events = [
+        event for event in lines(folder / "run" / "events.jsonl") if event["event"] == "saved"
+    ]
+    behind = [event for event in events if event["behind"]]
+    steps = [line["train_seconds"] for line in lines(folder / "run" / "metrics.jsonl")]
     store = CheckpointStore(folder / "run" / "checkpoints", CheckpointSettings())
     newest = store.load()
     stems = ("policy.weights", "policy.optimizer")
@@ -106,7 +108,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for stem in stems
     }
     copy = timed(lambda: [t.clone() for named in tensors.values() for t in named.values()], 5)
-    pause = statistics.median(one["pause_seconds"] for one in behind)
+    pause = statistics.median(save["pause_seconds"] for save in behind)
     step = statistics.median(steps[0::2])  # the steps behind which no save is written
     return {
         "checkpoint_bytes": events[0]["size_bytes"],
@@ -115,7 +117,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "pause_seconds": pause,
         "pause_per_step": pause / step,
         "one_copy_seconds": copy,
-        "write_seconds_behind": statistics.median(one["write_seconds"] for one in behind),
+        "write_seconds_behind": statistics.median(save["write_seconds"] for save in behind),
         "torch_save_seconds": timed(lambda: stopping(tensors, folder), 3),
     }
 

@@ -130,7 +130,7 @@ def train(disk: Machine, recipe: Path, run: Path, fault: Fault) -> int:
     words = ["train", str(recipe), "--run_dir", str(run), "--quiet"]
     ended = disk.call("postgrad.cli.main:main", [words], run, fault)
     if ended.status not in (0, -9):
-        sys.exit(f"the run ended with {ended.status}: {ended.told}")
+        sys.exit(f"the run ended with {ended.status}: {ended.message}")
     return ended.status
 
 
@@ -184,7 +184,7 @@ class Soak:
                 break
         self._memory.end()
         self._disk.close()
-        return self._result(whole=True)
+        return self._result(completed=True)
 
     @property
     def _over(self) -> bool:
@@ -196,11 +196,11 @@ class Soak:
         run, recipe = self._folder / "run", self._recipes[staleness]
         while train(self._disk, recipe, run, Fault(seconds=self._life())) != 0:
             self._kills[staleness] += 1
-            self._result(whole=False)
+            self._result(completed=False)
         check(run, wanted, self._options.steps)
         shutil.rmtree(run)
         self._ended[staleness] += 1
-        self._result(whole=False)
+        self._result(completed=False)
 
     def _life(self) -> float | None:
         """Seconds of the next life; None once the time is over."""
@@ -210,14 +210,14 @@ class Soak:
         most = self._options.life if lives % 10 != 9 else self._options.long_life
         return most * float(uniform(self._options.seed, "soak", lives))
 
-    def _result(self, *, whole: bool) -> dict[str, Any]:
+    def _result(self, *, completed: bool) -> dict[str, Any]:
         """What was counted so far, also as a file."""
         options = self._options
         result = {
             "command": " ".join(["python", *sys.argv]),
             "machine": machine(),
             "hours": round((time.monotonic() - self._began) / 3600, 3),
-            "whole": whole,  # false: it was cut, and the run under way was not compared
+            "whole": completed,  # false: it was cut, and the run under way was not compared
             "steps_of_a_run": options.steps,
             "kills_by_max_staleness": self._kills,
             "ended_runs_by_max_staleness": self._ended,

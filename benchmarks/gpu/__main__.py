@@ -74,8 +74,8 @@ def measure(args: argparse.Namespace) -> int:
     if (args.to / RESULTS).exists():
         sys.exit(f"{args.to / RESULTS} is there already: name another folder")
     if missing := needs.missing():
-        print(f"missing here: {', '.join(one.package for one in missing)}", file=sys.stderr)
-        if not all(one.words for one in missing):
+        print(f"missing here: {', '.join(need.package for need in missing)}", file=sys.stderr)
+        if not all(need.words for need in missing):
             return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child, prints the table
     store = Store(args.to)

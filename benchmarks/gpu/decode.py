@@ -131,21 +131,21 @@ def timed(session: Session, models: Models, load: Load) -> Result:
     decoded(session, engine, prompts, load.shared, PROFILED)
     before, began = engine.stats.prompt_tokens, time.perf_counter()
     seconds, tokens = decoded(session, engine, prompts, load.shared, sizes.decoded)
-    whole = time.perf_counter() - began
+    total_seconds = time.perf_counter() - began
     limit = limit_of(session, models.card, load, prompts)
-    found = {
+    measurement = {
         "rows": sizes.rows[load.rows], "tokens": tokens, "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "step_seconds": seconds / sizes.decoded,
-        "before_seconds": whole - seconds,
+        "before_seconds": total_seconds - seconds,
         "prompt_tokens": engine.stats.prompt_tokens - before,
         **limit,
         "share_of_limit": tokens / seconds / limit["limit_tokens_per_second"],
     }  # fmt: skip
     if session.device == "cuda":
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        measurement["peak_bytes"] = torch.cuda.max_memory_allocated()
     engine.sleep()
-    return found
+    return measurement
 
 
 def limit_of(session: Session, card: Card, load: Load, prompts: list[NDArray[np.int32]]) -> Result:
@@ -199,10 +199,15 @@ def same_without_graphs(session: Session) -> Result:
     with eager():
         without = sampled()
     pairs = list(zip(with_graphs, without, strict=True))
-    equal = all(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
+    equal = all(
+        np.array_equal(graphed.token_ids, ungraphed.token_ids) for graphed, ungraphed in pairs
+    )
     worst = max(float(np.abs(a.logprobs - b.logprobs).max()) for a, b in pairs) if equal else None
-    return {"tokens": sum(len(one.token_ids) for one in without), "logprobs_differ": worst,
-            "passed": equal and worst is not None and worst < SAME_LOGPROBS}  # fmt: skip
+    return {
+        "tokens": sum(len(completion.token_ids) for completion in without),
+        "logprobs_differ": worst,
+        "passed": equal and worst is not None and worst < SAME_LOGPROBS,
+    }
 
 
 def profile_of(session: Session, models: Models, load: Load) -> Result:

@@ -73,8 +73,8 @@ class Outcome:
         """ "met", "missed", "failed", "not run"; "" where there is no goal and a number."""
         if self.shown == "failed":
             return "failed"
-        found = self.figure.verdict(self.value)
-        return "" if found == "met" and not self.figure.goal else found
+        figure_verdict = self.figure.verdict(self.value)
+        return "" if figure_verdict == "met" and not self.figure.goal else figure_verdict
 
 
 def key(name: str) -> Read:
@@ -194,21 +194,33 @@ def outcome(figure: Figure, results: Mapping[str, Any]) -> Outcome:
 
 def report(results: Mapping[str, Any]) -> str:
     """The table, and the list of what missed its goal, failed, or did not run."""
-    found = outcomes(results)
-    width = max(len(one.figure.label) for one in found)
+    all_outcomes = outcomes(results)
+    width = max(len(entry.figure.label) for entry in all_outcomes)
     lines = [heading(results), f"{'':{width}}  {'measured':>13}  {'goal':>10}"]
     lines += [
-        f"{one.figure.label:{width}}  {'-' if one.value is None else one.shown:>13}  "
-        f"{one.figure.goal:>10}  {one.verdict}".rstrip()
-        for one in found
+        f"{entry.figure.label:{width}}  {'-' if entry.value is None else entry.shown:>13}  "
+        f"{entry.figure.goal:>10}  {entry.verdict}".rstrip()
+        for entry in all_outcomes
     ]
     for title, listed in (
-        ("missed", [f"{one.figure.label}: {one.shown}, wanted {one.figure.goal}"
-                    for one in found if one.verdict == "missed"]),
+        (
+            "missed",
+            [
+                f"{entry.figure.label}: {entry.shown}, wanted {entry.figure.goal}"
+                for entry in all_outcomes
+                if entry.verdict == "missed"
+            ],
+        ),
         ("failed", failures(results)),
-        ("not run", [f"{one.figure.label}: {one.why[:160]}" for one in found if one.value is None
-                     and not one.why.startswith("failed")]),
-    ):  # fmt: skip
+        (
+            "not run",
+            [
+                f"{entry.figure.label}: {entry.why[:160]}"
+                for entry in all_outcomes
+                if entry.value is None and not entry.why.startswith("failed")
+            ],
+        ),
+    ):
         lines += ["", f"{title}: {len(listed)}", *(f"  {line}" for line in listed)]
     return "\n".join(lines)
 

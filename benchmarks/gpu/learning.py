@@ -86,10 +86,10 @@ def run(session: Session, name: str, until: float, words: list[str]) -> dict[str
     began, stopped = time.time(), False
     try:
         train(recipe, console, overwrite=True)
-    except Stopped as told:
+    except Stopped as error:
         stopped = True
         if name == "sft":
-            raise RunError(f"too slow: its SFT came to {len(console.lines)} steps") from told
+            raise RunError(f"too slow: its SFT came to {len(console.lines)} steps") from error
     evaluations = folder / "eval.jsonl"
     return {
         "lines": console.lines, "seconds": time.time() - began, "stopped": stopped,

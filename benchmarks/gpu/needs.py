@@ -72,21 +72,21 @@ def missing() -> list[Need]:
 
 def text() -> str:
     """The missing packages, a line each."""
-    lines = [f"{one.package}{' (compiled)' if one.compiled else ''}" for one in missing()]
+    lines = [f"{need.package}{' (compiled)' if need.compiled else ''}" for need in missing()]
     return "\n".join(lines) or "nothing is missing"
 
 
 def versions() -> dict[str, Any]:
     """Date, versions, processor and card, as far as they are known without torch."""
-    found: dict[str, str] = {"python": sys.version.split()[0]}
+    versions_found: dict[str, str] = {"python": sys.version.split()[0]}
     for name in VERSIONS:
         try:
-            found[name] = version(name)
+            versions_found[name] = version(name)
         except PackageNotFoundError:
             continue
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": found,
+        "versions": versions_found,
         "processor": platform.machine(),
         "driver": driver(),
     }

@@ -36,15 +36,15 @@ TEXT = (
 def section(results: Mapping[str, Any]) -> str:
     """Markdown, from its heading to its last line. results: {} before the first session."""
     rows = [
-        f"| {one.figure.label} | {one.figure.goal.replace('>=', '≥').replace('<=', '≤')} | "
-        f"{one.shown}{' (missed)' if one.verdict == 'missed' else ''} |"
-        for one in outcomes(results)
+        f"| {outcome.figure.label} | {outcome.figure.goal.replace('>=', '≥').replace('<=', '≤')} | "
+        f"{outcome.shown}{' (missed)' if outcome.verdict == 'missed' else ''} |"
+        for outcome in outcomes(results)
     ]
     run = heading(results) if results else "hardware, versions, date: not run yet"
     table = ["| figure | goal | measured |", "|---|---|---|", *rows]
-    text = [fill(" ".join(one.split()), WIDTH, break_on_hyphens=False) for one in TEXT]
-    said = f"{run[:1].upper()}{run[1:]}."
-    return "\n\n".join([HEADING, *text, said, "\n".join(table)]) + "\n"
+    text = [fill(" ".join(paragraph.split()), WIDTH, break_on_hyphens=False) for paragraph in TEXT]
+    run_sentence = f"{run[:1].upper()}{run[1:]}."
+    return "\n\n".join([HEADING, *text, run_sentence, "\n".join(table)]) + "\n"
 
 
 def write(results: Mapping[str, Any], page: Path = PAGE) -> None:
@@ -54,8 +54,8 @@ def write(results: Mapping[str, Any], page: Path = PAGE) -> None:
     if results.get("about", {}).get("small"):
         raise ValueError("these are results of a dry run: they stand for no GPU")
     text = page.read_text("utf-8")
-    before, found, rest = text.partition(f"{HEADING}\n")
-    if not found:
+    before, page_heading, rest = text.partition(f"{HEADING}\n")
+    if not page_heading:
         raise ValueError(f"{page} has no heading {HEADING!r}")
     _, next_heading, after = rest.partition("\n## ")
     page.write_text(f"{before}{section(results)}{next_heading}{after}", "utf-8")

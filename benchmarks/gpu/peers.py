@@ -92,10 +92,10 @@ def against(
         for side in ("postgrad", peer)
     ]
     try:
-        found = compete(both, folder, rounds=rounds, equal=WORKS[work].equal)
+        side_results = compete(both, folder, rounds=rounds, equal=WORKS[work].equal)
     except Refused as refused:
         raise RuntimeError(f"refused: {refused}") from refused
-    return report(found, "postgrad", peer)
+    return report(side_results, "postgrad", peer)
 
 
 def folder_of(session: Session, model: str) -> Path:

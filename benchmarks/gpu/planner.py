@@ -45,16 +45,16 @@ def results(session: Session) -> dict[str, Result]:
     for prompts in sizes.prompts:
         name = step.run_name(prompts, sizes.samples)
         named[name] = stepped.get(step_name(prompts, sizes.samples))
-    return {name: found for name, found in named.items() if found and "phases" in found}
+    return {name: result for name, result in named.items() if result and "phases" in result}
 
 
-def compared(session: Session, what: str) -> list[Result]:
+def compared(session: Session, quantity: str) -> list[Result]:
     """A row for each phase of each run with both numbers. what: "seconds" or "bytes"."""
     rows: list[Result] = []
-    for run, found in results(session).items():
-        for phase, figures in found["phases"].items():
-            if f"estimated_{what}" in figures and what in figures:
-                rows.append(row(run, phase, figures[f"estimated_{what}"], figures[what]))
+    for run, result in results(session).items():
+        for phase, figures in result["phases"].items():
+            if f"estimated_{quantity}" in figures and quantity in figures:
+                rows.append(row(run, phase, figures[f"estimated_{quantity}"], figures[quantity]))
     return rows
 
 
@@ -68,15 +68,15 @@ def summed(rows: list[Result]) -> Result:
     """The rows and their worst miss. Raises Skipped where there are none."""
     if not rows:
         raise Skipped("no run before it has both numbers")
-    misses = [abs(one["miss"]) for one in rows if one["miss"] is not None]
+    misses = [abs(planned_row["miss"]) for planned_row in rows if planned_row["miss"] is not None]
     return {"worst": max(misses, default=None), "rows": rows}
 
 
 def memory(session: Session) -> Result:
     """Bytes above those before the run, by phase, and what the allocator held beside them."""
-    found = summed(compared(session, "bytes"))
-    held = {name: one.get("reserved_bytes") for name, one in results(session).items()}
-    return {**found, "reserved_bytes": held}
+    summary = summed(compared(session, "bytes"))
+    held = {name: result.get("reserved_bytes") for name, result in results(session).items()}
+    return {**summary, "reserved_bytes": held}
 
 
 def times(session: Session) -> Result:
@@ -98,8 +98,11 @@ def calibrated(session: Session) -> Result:
     if not there:
         raise Skipped("no run before it is there to learn from")
     os.environ["POSTGRAD_CALIBRATION"] = str(calibration(session))
-    found = [calibrate(session.runs / name, Console("plain")) for name in there]
-    return {"runs": there, "measured": [one for each in found for one in each["measured"]]}
+    calibrations = [calibrate(session.runs / name, Console("plain")) for name in there]
+    return {
+        "runs": there,
+        "measured": [measurement for each in calibrations for measurement in each["measured"]],
+    }
 
 
 def calibration(session: Session) -> Path:
@@ -112,11 +115,11 @@ def times_after(session: Session) -> Result:
     if not calibration(session).exists():
         raise Skipped("nothing was calibrated")
     rows: list[Result] = []
-    for name, found in results(session).items():
+    for name, result in results(session).items():
         if name in learned_from(session):
             continue
         for phase, estimated in replanned(session, name).items():
-            seconds = found["phases"].get(phase, {}).get("seconds")
+            seconds = result["phases"].get(phase, {}).get("seconds")
             if seconds is not None:
                 rows.append(row(name, phase, estimated, seconds))
     return summed(rows)

@@ -72,12 +72,12 @@ def run_part(session: Session, part: str, store: Store) -> str:
         if status is None:
             store.lost(part, "it was under way at the part's limit")
             return "stopped at its limit"
-        lost = store.lost(part, f"its process ended with {told(status)}: see {LOG}")
+        lost = store.lost(part, f"its process ended with {status_text(status)}: see {LOG}")
         if not lost and len(store.part(part)["cases"]) == done:
-            return f"its process ended with {told(status)}: see {LOG}"
+            return f"its process ended with {status_text(status)}: see {LOG}"
 
 
-def told(status: int) -> str:
+def status_text(status: int) -> str:
     """An exit status in words."""
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 

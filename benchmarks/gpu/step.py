@@ -44,16 +44,18 @@ def stepped(session: Session, prompts: int, steps: int) -> Result:
         samples=sizes.samples, longest=int(lengths.max()), new=sizes.new_tokens,
     )  # fmt: skip
     lines: list[Any] = []
-    found = run_recipe(session, run_name(prompts, sizes.samples), recipe, steps=steps, lines=lines)
+    run_figures = run_recipe(
+        session, run_name(prompts, sizes.samples), recipe, steps=steps, lines=lines
+    )
     tokens = [line["response_tokens"] for line in lines]
     return {
-        **found,
+        **run_figures,
         "samples": prompts * sizes.samples,
         "response_tokens": tokens,
         "mean_response": sum(tokens) / len(tokens) / (prompts * sizes.samples),
         "truncated": [line["truncated_fraction"] for line in lines],
         "sampled_per_second": lines[-1].get("response_tokens_per_second"),
-        "publish_seconds": found["phases"].get("publish", {}).get("seconds"),
+        "publish_seconds": run_figures["phases"].get("publish", {}).get("seconds"),
     }
 
 

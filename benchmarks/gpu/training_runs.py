@@ -94,7 +94,7 @@ def measured(console: Watching, recipe: Recipe) -> Result:
     Bytes are the most of any step.
     """
     lines = console.lines[WARM_UP:] or console.lines
-    found: Result = {
+    run_result: Result = {
         "steps": len(console.lines),
         "step_seconds": statistics.median(console.seconds[WARM_UP:] or console.seconds),
         "first_step_seconds": console.seconds[0],
@@ -102,8 +102,8 @@ def measured(console: Watching, recipe: Recipe) -> Result:
         "phases": {name: figures for name in names(recipe) if (figures := of_phase(console, name))},
     }
     if console.reserved:
-        found["reserved_bytes"] = max(console.reserved)
-    return found
+        run_result["reserved_bytes"] = max(console.reserved)
+    return run_result
 
 
 def names(recipe: Recipe) -> Sequence[str]:

@@ -40,12 +40,12 @@ def sent(session: Session, way: Way) -> Result:
         for version in range(1 + ROUNDS):
             carrier = carrier_of(way, here, group)
             source = LocalSource(weights, torch.bfloat16, carrier)
-            whole = send(source, target, version, Route(way))
-            seconds.append(whole.seconds)
+            delivery = send(source, target, version, Route(way))
+            seconds.append(delivery.seconds)
         if group is not None:
             group.close()
     took = median(seconds[1:])
-    return {"bytes": whole.size, "seconds": took, "seconds_per_gb": took / whole.size * 1e9}
+    return {"bytes": delivery.size, "seconds": took, "seconds_per_gb": took / delivery.size * 1e9}
 
 
 class FarTarget:

@@ -51,7 +51,11 @@ def commit_of(system: str, checkout: Path) -> str:
     """The commit of a working tree, or the version of a package in a folder of them; "" where
     neither is known.
     """
-    installed = [one for one in distributions(path=[str(checkout)]) if one.name == system]
+    installed = [
+        distribution
+        for distribution in distributions(path=[str(checkout)])
+        if distribution.name == system
+    ]
     if installed:
         return installed[0].version
     words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
@@ -77,13 +81,13 @@ def cases(system: str, checkout: Path) -> Iterator[Comparable]:
 
 def record(path: Path, system: str, entry: dict[str, Any], rows: Sequence[Row]) -> None:
     """Writes the entry of one system, beside those of others that the file has."""
-    whole = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    whole[system] = {
+    recorded = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    recorded[system] = {
         **entry,
         "verdicts": dict(Counter(row.verdict for row in rows)),
         "cases": [row.to_json() for row in rows],
     }
-    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(recorded, indent=1) + "\n", "utf-8")
 
 
 def main(words: Sequence[str]) -> int:

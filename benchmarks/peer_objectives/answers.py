@@ -31,7 +31,7 @@ class Scored:
     """A reward of a peer: the options, its score of an answer, and what is known to differ.
 
     differing: by the name of an answer, why its score is another here; "" stands for any answer.
-    told: what the recipe says of it.
+    note: what the recipe says of it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Scored:
     peer: Callable[[Answer], float | None]  # None: the row is skipped
     answers: Sequence[Answer]
     differing: Mapping[str, str] = field(default_factory=dict)
-    told: str = ""
+    note: str = ""
 
     def compared(self, system: str, draws: int) -> Row:
         """Its row: mean scores, the share of answers that differ, and which do."""
@@ -65,8 +65,8 @@ class Scored:
             return "equal", ""
         draft = translation.draft
         texts = [*draft.comments.values(), *(option.why for option in draft.missing)]
-        if not any(self.told and self.told in text for text in texts):
-            return "differs", f"the recipe does not say {self.told!r}"
+        if not any(self.note and self.note in text for text in texts):
+            return "differs", f"the recipe does not say {self.note!r}"
         reasons: dict[str, list[str]] = {}
         for name in other:
             why = self.differing.get(name) or self.differing[""]
@@ -105,7 +105,7 @@ def scores(
 
 def weighed(answers: Sequence[Answer], score: str) -> list[Answer]:
     """The answers, with a score that a reward model gives each of them."""
-    return [replace(one, name=f"{one.name}, score {score}", text=score) for one in answers]
+    return [replace(answer, name=f"{answer.name}, score {score}", text=score) for answer in answers]
 
 
 def because(reasons: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ class Known:
     """A difference that is decided."""
 
     why: str
-    told: str = ""  # what a comment or a lost option of the recipe says of it; "": nothing does
+    note: str = ""  # what a comment or a lost option of the recipe says of it; "": nothing does
     within: float = np.inf  # the greatest relative difference of the gradient
 
 
@@ -56,7 +56,7 @@ class Case:
     words: Sequence[str]  # the options, as `postgrad translate` reads them
     peer: Callable[[Any], Outcome]  # of what `samples` draws
     samples: Callable[[int], Any]
-    known: Known | None = None
+    known_difference: Known | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)  # settings that replace the recipe's
     ours: Callable[[Mapping[str, Any], Any], Outcome] = outcome  # of [algorithm] and the samples
 
@@ -65,12 +65,15 @@ class Case:
         translation = translated(system, self.words)
         table = dict(translation.recipe["algorithm"]) | dict(self.knobs)
         samples = [self.samples(seed) for seed in range(draws)]
-        pairs = [(self.peer(one), self.ours(table, one)) for one in samples]
+        pairs = [
+            (self.peer(samples_of_step), self.ours(table, samples_of_step))
+            for samples_of_step in samples
+        ]
         loss, gradient = np.max([difference(*pair) for pair in pairs], axis=0).tolist()
         theirs, ours = pairs[0]
         return Row(
             self.name, table, ours.loss, theirs.loss, loss, gradient,
-            *verdict(self.known, loss, gradient, translation),
+            *verdict(self.known_difference, loss, gradient, translation),
         )  # fmt: skip
 
 
@@ -89,13 +92,13 @@ class Lost:
             translation = translated(system, self.words)
         except UsageError as error:
             why = f"refused: {error}"
-            told = self.option in str(error)
+            is_told = self.option in str(error)
         else:
             listed = translation.draft.missing
             whys = [option.why for option in listed if option.name == self.option]
             why = f"{self.option}: {'; '.join(whys) or 'the recipe does not name it'}"
-            told = bool(whys)
-        return Row(self.name, {}, None, None, None, None, "lost" if told else "differs", why)
+            is_told = bool(whys)
+        return Row(self.name, {}, None, None, None, None, "lost" if is_told else "differs", why)
 
 
 def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
@@ -146,20 +149,26 @@ def translated(system: str, words: Sequence[str]) -> Translation:
 
 
 def verdict(
-    known: Known | None, loss: float, gradient: float, translation: Translation
+    known_difference: Known | None, loss: float, gradient: float, translation: Translation
 ) -> tuple[str, str]:
     """The verdict and why: "equal"; "told" by the recipe; "known" here alone; else "differs"."""
     if max(loss, gradient) <= EQUAL:  # not so of a NaN
         return "equal", ""
-    if known is None:
+    if known_difference is None:
         return "differs", "nothing explains it"
-    if not gradient <= known.within:
-        return "differs", f"the gradient by more than {known.within}: {known.why}"
+    if not gradient <= known_difference.within:
+        return (
+            "differs",
+            f"the gradient by more than {known_difference.within}: {known_difference.why}",
+        )
     draft = translation.draft
     texts = [*draft.comments.values(), *(option.why for option in draft.missing)]
-    if known.told and not any(known.told in text for text in texts):
-        return "differs", f"the recipe does not say {known.told!r}: {known.why}"
-    return ("told" if known.told else "known"), known.why
+    if known_difference.note and not any(known_difference.note in text for text in texts):
+        return (
+            "differs",
+            f"the recipe does not say {known_difference.note!r}: {known_difference.why}",
+        )
+    return ("told" if known_difference.note else "known"), known_difference.why
 
 
 def shown(rows: Sequence[Row]) -> str:

@@ -49,7 +49,7 @@ class Filters:
     words: Sequence[str]
     peer: Callable[[Group], Any]  # whether, or [n] which
     groups: Sequence[Group] = GROUPS
-    known: Known | None = None
+    known_difference: Known | None = None
 
     def compared(self, system: str, draws: int) -> Row:
         """Its row: the shares of samples that are trained on, and of those treated otherwise."""
@@ -59,14 +59,22 @@ class Filters:
         read = ("dynamic_sampling", "filter_on", "keep_above", "keep_below")
         chosen = {name: table[name] for name in read if name in table}
         settings = RolloutSettings(**chosen)
-        ours = np.concatenate([np.full(len(one.first), _kept(one, settings))
-                               for one in self.groups])  # fmt: skip
-        theirs = np.concatenate([np.broadcast_to(np.asarray(self.peer(one), bool), len(one.first))
-                                 for one in self.groups])  # fmt: skip
+        ours = np.concatenate([np.full(len(group.first), _kept(group, settings))
+                               for group in self.groups])  # fmt: skip
+        theirs = np.concatenate(
+            [
+                np.broadcast_to(np.asarray(self.peer(group), bool), len(group.first))
+                for group in self.groups
+            ]
+        )
         others = float((ours != theirs).mean())
-        found = ("equal", "") if not others else verdict(self.known, 0.0, others, translation)
+        outcome = (
+            ("equal", "")
+            if not others
+            else verdict(self.known_difference, 0.0, others, translation)
+        )
         return Row(self.name, chosen, float(ours.mean()), float(theirs.mean()), others, None,
-                   *found)  # fmt: skip
+                   *outcome)  # fmt: skip
 
 
 def _kept(group: Group, settings: RolloutSettings) -> bool:

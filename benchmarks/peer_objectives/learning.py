@@ -32,7 +32,7 @@ class Rates:
     name: str
     words: Sequence[str]
     peer: Callable[[int], Sequence[float]]  # of the number of ticks, as shares of the rate
-    known: Known | None = None
+    known_difference: Known | None = None
     in_steps: bool = False  # a tick is a step of the loop, and all its updates have one rate
 
     def compared(self, system: str, draws: int) -> Row:
@@ -49,14 +49,16 @@ class Rates:
         ours = np.array([learning_rate(settings, u, total) for u in range(total)]) / settings.lr
         assert len(theirs) == total
         worst = float(np.abs(ours - theirs).max())
-        found = verdict(self.known, 0.0, worst, translation)
+        outcome = verdict(self.known_difference, 0.0, worst, translation)
         if worst <= CLOSE:
-            found = "equal", ""
-        elif self.known is None and _ahead(ours, theirs, warmup_updates(settings, total)):
-            found = "known", AHEAD
+            outcome = "equal", ""
+        elif self.known_difference is None and _ahead(
+            ours, theirs, warmup_updates(settings, total)
+        ):
+            outcome = "known", AHEAD
         return Row(
             self.name, shown(settings), float(ours.mean()), float(theirs.mean()), worst, None,
-            *found,
+            *outcome,
         )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ class Optimizes:
     name: str
     words: Sequence[str]
     peer: Callable[[nn.Module], tuple[torch.optim.Optimizer, float | None]]  # and the largest norm
-    known: Known | None = None
+    known_difference: Known | None = None
 
     def compared(self, system: str, draws: int) -> Row:
         """Its row: the shares of weights (by tensor) that decay, and of those with another decay;
@@ -88,18 +90,22 @@ class Optimizes:
                   for weight in part["params"]}  # fmt: skip
         ours = [settings.weight_decay if is_matrix(name, weight.ndim) else 0.0
                 for name, weight in model.named_parameters()]  # fmt: skip
-        given = [theirs[id(weight)] for weight in model.parameters()]
-        others = float(np.mean(~np.isclose(ours, given)))
+        their_decays = [theirs[id(weight)] for weight in model.parameters()]
+        others = float(np.mean(~np.isclose(ours, their_decays)))
         stated = {"betas": (group["betas"], settings.betas), "eps": (group["eps"], settings.eps),
                   "max_grad_norm": (norm or 0.0, settings.max_grad_norm)}  # fmt: skip
         wrong = [name for name, (a, b) in stated.items() if not np.allclose(a, b, atol=0.0)]
         if wrong:
-            found = "differs", "; ".join(f"{name} is {stated[name][0]} there" for name in wrong)
+            outcome = "differs", "; ".join(f"{name} is {stated[name][0]} there" for name in wrong)
         else:
-            found = ("equal", "") if not others else verdict(self.known, 0.0, others, translation)
+            outcome = (
+                ("equal", "")
+                if not others
+                else verdict(self.known_difference, 0.0, others, translation)
+            )
         return Row(
             self.name, shown(settings), float(np.mean(np.array(ours) > 0)),
-            float(np.mean(np.array(given) > 0)), 1.0 if wrong else others, None, *found,
+            float(np.mean(np.array(their_decays) > 0)), 1.0 if wrong else others, None, *outcome,
         )  # fmt: skip
 
 
@@ -150,15 +156,15 @@ def small_model() -> nn.Module:
 
 def argument_defaults(path: Path, role: str = "actor") -> dict[str, Any]:
     """The defaults of a script's `add_argument` calls, by name; {prefix} in a name is `role`."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for call in ast.walk(ast.parse(path.read_text("utf-8"))):
         if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith("add_argument"):
             continue
         name = ast.unparse(call.args[0]).lstrip("f").strip("'\"").replace("{prefix}", role)
         for keyword in call.keywords:
             if keyword.arg == "default":
-                found[name.lstrip("-")] = _literal(keyword.value)
-    return found
+                defaults[name.lstrip("-")] = _literal(keyword.value)
+    return defaults
 
 
 def class_defaults(path: Path, name: str) -> dict[str, Any]:
@@ -173,8 +179,8 @@ def class_defaults(path: Path, name: str) -> dict[str, Any]:
 def _literal(node: ast.expr | None) -> Any:
     """The value of an expression; of `field(default=...)`, or of pydantic's Field, its default."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "Field"):
-        given = [word.value for word in node.keywords if word.arg == "default"]
-        node = given[0] if given else node.args[0] if node.args else None
+        default_nodes = [word.value for word in node.keywords if word.arg == "default"]
+        node = default_nodes[0] if default_nodes else node.args[0] if node.args else None
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:

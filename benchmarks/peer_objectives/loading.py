@@ -87,9 +87,12 @@ class Checkout:
         """package: the folder that is its top package; hollow: what its files import and need not
         have, packages that are not installed and modules of its own.
         """
-        own = f"{package.name}."
-        missing = [name for name in hollow
-                   if name.startswith(own) or importlib.util.find_spec(name) is None]  # fmt: skip
+        prefix = f"{package.name}."
+        missing = [
+            name
+            for name in hollow
+            if name.startswith(prefix) or importlib.util.find_spec(name) is None
+        ]
         sys.meta_path.insert(0, _Finder(package, missing))
 
     def module(self, name: str) -> Any:

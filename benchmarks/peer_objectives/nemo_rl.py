@@ -37,7 +37,7 @@ class NeMoRL:
         statements(checkout / "nemo_rl" / "algorithms" / "grpo.py",
                    "def compute_and_apply_seq_logprob_error_masking")(self.masking)  # fmt: skip
 
-    def loss(self, options: dict[str, Any], samples: Samples, *, whole: bool) -> Outcome:
+    def loss(self, options: dict[str, Any], samples: Samples, *, over_all: bool) -> Outcome:
         """Advantages, then the loss of one update of all samples. whole: denominators count what
         was rejected, too.
         """
@@ -53,7 +53,7 @@ class NeMoRL:
         mask, old, ref = (samples.padded_mask, *map(samples.padded, (samples.old, samples.ref)))
         parts = {f"reward/{k}": torch.from_numpy(v) for k, v in samples.components.items()}
         torch.set_default_dtype(torch.float64)  # of what it makes itself
-        given = advantages.compute_advantage(
+        their_advantages = advantages.compute_advantage(
             prompt_ids=torch.from_numpy(samples.group)[:, None], mask=mask, repeated_batch=parts,
             rewards=torch.from_numpy(samples.rewards), logprobs_policy=old,
             logprobs_reference=ref)  # fmt: skip
@@ -61,14 +61,14 @@ class NeMoRL:
         leaf = samples.padded(samples.logprobs).requires_grad_()
         first = torch.zeros(len(samples), 1, dtype=torch.float64)
         data = {name: torch.cat([first, column], 1) for name, column in {
-            "token_mask": mask, "advantages": given, "prev_logprobs": old,
+            "token_mask": mask, "advantages": their_advantages, "prev_logprobs": old,
             "generation_logprobs": samples.padded(samples.sampled),
             "reference_policy_logprobs": ref}.items()}  # fmt: skip
         data["sample_mask"] = torch.ones(len(samples), dtype=torch.float64)
         self.masking["compute_and_apply_seq_logprob_error_masking"](
             data, torch.from_numpy(samples.rewards), options.get(ERROR)
         )
-        kept = torch.ones_like(data["sample_mask"]) if whole else data["sample_mask"]
+        kept = torch.ones_like(data["sample_mask"]) if over_all else data["sample_mask"]
         function = self.losses.ClippedPGLossFn(config)
         loss, _ = function(leaf, data, kept.sum(), (mask * kept[:, None]).sum())
         zeros = torch.zeros_like(leaf)
@@ -77,17 +77,17 @@ class NeMoRL:
 
 def cases(checkout: Path) -> Iterator[Case | Lost]:
     """All that is compared, and the programs that no recipe comes from."""
-    for program, told in OTHERS.items():
-        yield Lost(program, [program, "policy.model_name=m"], told)
+    for program, option in OTHERS.items():
+        yield Lost(program, [program, "policy.model_name=m"], option)
     nemo = NeMoRL(checkout)
-    for name, options, known in CASES:
+    for name, options, known_difference in CASES:
         stated = {**BASE, **options}
         words = ["grpo", *(f"{key}={value}" for key, value in stated.items())]
 
         def peer(samples: Samples, options: dict[str, Any] = options, name: str = name) -> Outcome:
-            return nemo.loss(options, samples, whole="over all" in name)
+            return nemo.loss(options, samples, over_all="over all" in name)
 
-        yield Case(name, words, peer, samples_of(name), known)
+        yield Case(name, words, peer, samples_of(name), known_difference)
 
 
 def _silent(*words: object, **how: object) -> None:

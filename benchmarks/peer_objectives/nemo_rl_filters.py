@@ -37,4 +37,4 @@ def cases(checkout: Path) -> Iterator[Filters]:
                           "grpo.use_leave_one_out_baseline": switch}  # fmt: skip
         name = "leave one out" if leave_one_out else "whole groups"
         yield Filters(f"dynamic sampling, {name}", words(options), partial(peer, leave_one_out),
-                      known=ALONE if leave_one_out else None)  # fmt: skip
+                      known_difference=ALONE if leave_one_out else None)  # fmt: skip

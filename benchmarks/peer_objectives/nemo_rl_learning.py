@@ -77,8 +77,8 @@ class Trained:
         self, kwargs: Mapping[str, Any], model: nn.Module
     ) -> tuple[torch.optim.Optimizer, float]:
         """The class that the config names, on all parameters. Configs clip at 1."""
-        made = {"name": "torch.optim.AdamW", "kwargs": {"lr": RATE, **kwargs}}
-        space = self.space | {"config": {"optimizer": made}, "model": model}
+        optimizer_table = {"name": "torch.optim.AdamW", "kwargs": {"lr": RATE, **kwargs}}
+        space = self.space | {"config": {"optimizer": optimizer_table}, "model": model}
         self.optimizers(space)
         return space["optimizer"], 1.0
 
@@ -88,18 +88,23 @@ def cases(checkout: Path) -> Iterator[Rates | Optimizes]:
     peer = Trained(checkout)
     base = BASE | {"policy.optimizer.name": "torch.optim.AdamW", f"{OPTIMIZER}lr": RATE,
                    "policy.max_grad_norm": 1.0}  # fmt: skip
-    for name, parts, several, known in SCHEDULES:
+    for name, parts, several, known_difference in SCHEDULES:
         options = base | ({"policy.train_global_batch_size": 5} if several else {})
         for number, part in enumerate(parts):
             for key, value in part.items():
                 inner = value.items() if isinstance(value, dict) else [("", value)]
                 options |= {f"policy.scheduler.{number}.{key}{'.' if word else ''}{word}": entry
                             for word, entry in inner}  # fmt: skip
-        yield Rates(f"schedule: {name}", words(options), partial(peer.rates, parts), known,
-                    in_steps=True)  # fmt: skip
-    for name, kwargs, known in OPTIMIZERS:
+        yield Rates(
+            f"schedule: {name}",
+            words(options),
+            partial(peer.rates, parts),
+            known_difference,
+            in_steps=True,
+        )
+    for name, kwargs, known_difference in OPTIMIZERS:
         options = base | {f"{OPTIMIZER}{key}": value for key, value in kwargs.items()}
-        yield Optimizes(name, words(options), partial(peer.optimizer, kwargs), known)
+        yield Optimizes(name, words(options), partial(peer.optimizer, kwargs), known_difference)
 
 
 def words(options: Mapping[str, Any]) -> list[str]:

@@ -24,14 +24,14 @@ class OpenInstruct:
     """A step of grpo_fast, with Open-Instruct's own functions."""
 
     def __init__(self, checkout: Path) -> None:
-        own = ["actor_manager", "data_loader", "data_types", "dataset_transformation",
-               "logger_utils", "olmo_core_utils", "olmo_core_train_modules",
-               "padding_free_collator", "utils", "vllm_utils", "launch_utils",
-               "ground_truth_utils", "judge_utils", "environments", "model_utils", "rubrics",
-               "tensor_utils"]  # fmt: skip
+        modules = ["actor_manager", "data_loader", "data_types", "dataset_transformation",
+                   "logger_utils", "olmo_core_utils", "olmo_core_train_modules",
+                   "padding_free_collator", "utils", "vllm_utils", "launch_utils",
+                   "ground_truth_utils", "judge_utils", "environments", "model_utils", "rubrics",
+                   "tensor_utils"]  # fmt: skip
         files = Checkout(checkout / "open_instruct", [
             "vllm", "deepspeed", "olmo_core", "liger_kernel", "wandb",
-            *(f"open_instruct.{name}" for name in own)])  # fmt: skip
+            *(f"open_instruct.{name}" for name in modules)])  # fmt: skip
         self.losses: Any = files.module("open_instruct.grpo_utils")
         self.rl: Any = files.module("open_instruct.rl_utils")
         folder = checkout / "open_instruct"
@@ -84,14 +84,14 @@ def words_of(data: str) -> list[str]:
 def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared."""
     peer = OpenInstruct(checkout)
-    for name, options, known in CASES:
+    for name, options, known_difference in CASES:
         stated = BASE | options
         words = ["grpo", *(word for key, value in stated.items() for word in flag(key, value))]
 
         def outcome(samples: Samples, stated: dict[str, Any] = stated) -> Outcome:
             return peer.outcome(stated, samples)
 
-        yield Case(name, words, outcome, drawn, known)
+        yield Case(name, words, outcome, drawn, known_difference)
 
 
 def flag(name: str, value: Any) -> Iterator[str]:

@@ -73,14 +73,14 @@ class Trained:
     def options(self, program: str, stated: dict[str, Any]) -> dict[str, Any]:
         """All options of a program: its class's fields, and those of TrainingConfig."""
         file, kind, _ = PROGRAMS[program]
-        given = class_defaults(self.folder / "olmo_core_utils.py", "TrainingConfig")
+        fields = class_defaults(self.folder / "olmo_core_utils.py", "TrainingConfig")
         if kind:
-            given = class_defaults(self.folder / file, kind)
+            fields = class_defaults(self.folder / file, kind)
         if program == "grpo":
-            own = class_defaults(self.folder / "grpo_utils.py", "GRPOExperimentConfig")
-            given |= own | {"warmup_ratio": 0.0, "max_grad_norm": 1.0}  # its set_defaults
-        return given | {"use_qlora": False, "dpo_use_paged_optimizer": False,
-                        "fused_optimizer": False} | stated | {"learning_rate": RATE}  # fmt: skip
+            grpo_fields = class_defaults(self.folder / "grpo_utils.py", "GRPOExperimentConfig")
+            fields |= grpo_fields | {"warmup_ratio": 0.0, "max_grad_norm": 1.0}  # its set_defaults
+        return fields | {"use_qlora": False, "dpo_use_paged_optimizer": False,
+                         "fused_optimizer": False} | stated | {"learning_rate": RATE}  # fmt: skip
 
     def rates(self, program: str, stated: dict[str, Any], count: int) -> list[float]:
         """Of the statements that make a scheduler."""
@@ -117,15 +117,15 @@ class Trained:
         space = self.space | {"args": args, "model": model, "self": SimpleNamespace(policy=model)}
         if program == "grpo":
             statements(path, "if args.set_weight_decay_on_bias_and_norm:", 2)(space)
-            made = space["self"].optimizer
+            their_optimizer = space["self"].optimizer
         elif program == "reward":
             statements(path, "optimizer = optim.AdamW(")(space)
-            made = space["optimizer"]
+            their_optimizer = space["optimizer"]
         else:
             statements(path, "optimizer_grouped_parameters =", 2)(space)
-            made = space["optimizer"]
+            their_optimizer = space["optimizer"]
         bound = {"sft": "clip_grad_norm", "reward": ""}.get(program, "max_grad_norm")
-        return made, max(0.0, getattr(args, bound, None) or 0.0)
+        return their_optimizer, max(0.0, getattr(args, bound, None) or 0.0)
 
 
 class OfOLMoCore:
@@ -158,13 +158,13 @@ def cases(checkout: Path) -> Iterator[Rates | Optimizes]:
     peer = Trained(checkout)
     for program, name, options in SCHEDULES:
         stated = PROGRAMS[program][2] | options
-        known = ROUNDED if (program, name) == ("sft", "defaults") else None
+        known_difference = ROUNDED if (program, name) == ("sft", "defaults") else None
         yield Rates(f"{program}, {name}", words_of(program, stated),
-                    partial(peer.rates, program, stated), known)  # fmt: skip
-    for program, name, options, known in OPTIMIZERS:
+                    partial(peer.rates, program, stated), known_difference)  # fmt: skip
+    for program, name, options, known_difference in OPTIMIZERS:
         stated = PROGRAMS[program][2] | options
         yield Optimizes(f"{program}, {name}", words_of(program, stated),
-                        partial(peer.optimizer, program, stated), known)  # fmt: skip
+                        partial(peer.optimizer, program, stated), known_difference)  # fmt: skip
     package = find_spec("olmo_core")
     if package is None or package.origin is None:
         print("without ai2-olmo-core its schedules are not compared", file=sys.stderr)

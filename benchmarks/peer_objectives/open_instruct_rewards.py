@@ -47,11 +47,11 @@ def _ground_truths(checkout: Path) -> Iterator[Scored]:
         "VerificationResult": lambda score: score,
     } | vars(import_module("open_instruct.math_utils"))  # fmt: skip
     path = checkout / "open_instruct" / "ground_truth_utils.py"
-    for name, (data, answers, differing, told) in VERIFIERS.items():
+    for name, (data, answers, differing, note) in VERIFIERS.items():
         statements(path, f"class {name}(")(space)
         verifier = space[name].__new__(space[name])
 
         def peer(answer: Answer, verifier: Any = verifier) -> float:
             return 10.0 * verifier([], answer.text, answer.reference)  # verification_reward
 
-        yield Scored(name, words_of(data), peer, answers, differing, told)
+        yield Scored(name, words_of(data), peer, answers, differing, note)

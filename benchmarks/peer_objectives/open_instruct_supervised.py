@@ -92,11 +92,11 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
     peer = Supervised(checkout)
     kinds = {"dpo": (peer.dpo, preference_outcome), "sft": (peer.sft, sft_outcome),
              "reward": (peer.reward, reward_outcome)}  # fmt: skip
-    for program, name, options, known in CASES:
+    for program, name, options, known_difference in CASES:
         stated = BASE | options
         words = [program, *(word for key, value in stated.items() for word in flag(key, value))]
-        if isinstance(known, str):
-            yield Lost(f"{program}, {name}", words, known)
+        if isinstance(known_difference, str):
+            yield Lost(f"{program}, {name}", words, known_difference)
             continue
         theirs, ours = kinds[program]
 
@@ -106,7 +106,7 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
             return theirs(options, texts)
 
         draw = alike if "equal length" in name else written
-        yield Case(f"{program}, {name}", words, computed, draw, known, ours=ours)
+        yield Case(f"{program}, {name}", words, computed, draw, known_difference, ours=ours)
 
 
 MEANS = Known("a micro-batch's loss is a mean over its tokens there, and micro-batches count alike",

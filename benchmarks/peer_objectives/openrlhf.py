@@ -59,7 +59,7 @@ class OpenRLHF:
         maker.compute_advantages_and_returns([experience])
         leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
                   for name in ("logprobs", "entropy", "values")}  # fmt: skip
-        whole = {"batch_num_tokens": mask.sum(), "global_batch_size": float(len(samples))}
+        denominators = {"batch_num_tokens": mask.sum(), "global_batch_size": float(len(samples))}
         low, high = at(f"{ACTOR}eps_clip_low_high", [0.2, 0.2])
         policy = self.loss.PolicyLoss(
             low, high, at(f"{ACTOR}dual_clip"),
@@ -68,16 +68,18 @@ class OpenRLHF:
             vllm_is_truncated_threshold=at(f"{ADVANTAGE}is_correction_threshold", [0.5, 5.0]),
             vllm_is_correction_type=at(f"{ADVANTAGE}is_correction_type", "tis"))  # fmt: skip
         loss = policy(leaves["logprobs"], old, experience.advantages, mask,
-                      samples.padded(samples.sampled), **whole)[0]  # fmt: skip
+                      samples.padded(samples.sampled), **denominators)[0]  # fmt: skip
         if in_loss:
             token_kl = self.utils.compute_approx_kl(leaves["logprobs"], ref, kind)
-            loss = loss + beta * self.loss.aggregate_loss(token_kl, mask, **whole)
+            loss = loss + beta * self.loss.aggregate_loss(token_kl, mask, **denominators)
         if coefficient := at(f"{ACTOR}entropy_coef"):
-            loss = loss - coefficient * self.loss.aggregate_loss(leaves["entropy"], mask, **whole)
+            loss = loss - coefficient * self.loss.aggregate_loss(
+                leaves["entropy"], mask, **denominators
+            )
         if estimator == "gae":
             value = self.loss.ValueLoss(at("critic.value_clip", 0.5))
             loss = loss + value(leaves["values"], samples.padded(samples.old_values),
-                                experience.returns, mask, **whole)  # fmt: skip
+                                experience.returns, mask, **denominators)  # fmt: skip
         return outcome_of(loss, leaves, samples)
 
 
@@ -89,7 +91,7 @@ def flat(seed: int) -> Samples:
 def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared."""
     peer = OpenRLHF(checkout)
-    for name, options, known in CASES:
+    for name, options, known_difference in CASES:
         stated = BASE | options
         words = ["ppo_ray", *(word for key, value in stated.items() for word in flag(key, value))]
 
@@ -97,7 +99,7 @@ def cases(checkout: Path) -> Iterator[Case]:
             return peer.outcome(stated, samples)
 
         draw = drawn if "several turns" in name else flat
-        yield Case(name, words, outcome, draw, known)
+        yield Case(name, words, outcome, draw, known_difference)
 
 
 def flag(name: str, value: Any) -> Iterator[str]:
@@ -125,8 +127,8 @@ CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("gae, several turns", {f"{ADVANTAGE}estimator": "gae", f"{ADVANTAGE}lambd": 0.8}, TURNS),
     *((f"{estimator}, KL in the reward, {kind}", {
         f"{ADVANTAGE}estimator": estimator, f"{KL}init_coef": 0.05,
-        f"{KL}estimator": kind}, known)
-      for estimator, kind, known in (
+        f"{KL}estimator": kind}, known_difference)
+      for estimator, kind, known_difference in (
           ("gae", "k1", None), ("reinforce", "k1", None), ("reinforce", "k2", None),
           ("reinforce", "k3", None), ("group_norm", "k1", LATE), ("rloo", "k1", LATE),
           ("reinforce_baseline", "k1", LATE))),

@@ -57,10 +57,10 @@ class Before:
         value = self.loss.ValueLoss(at("value_clip", 0.5))
         total, micro = torch.zeros((), dtype=torch.float64), at("micro_train_batch_size", 20)
         for rows in np.split(np.arange(len(samples)), len(samples) // micro):
-            part, given = mask[rows], leaves["logprobs"][rows]
-            loss = policy(given, old[rows], experience.advantages[rows], part)[0]
+            part, their_logprobs = mask[rows], leaves["logprobs"][rows]
+            loss = policy(their_logprobs, old[rows], experience.advantages[rows], part)[0]
             if in_loss:
-                token_kl = self.utils.compute_approx_kl(given, ref[rows], kind)
+                token_kl = self.utils.compute_approx_kl(their_logprobs, ref[rows], kind)
                 loss = loss + beta * self.utils.masked_mean(token_kl, part)
             if coefficient := at("entropy_loss_coef"):
                 entropy = self.utils.masked_mean(leaves["entropy"][rows], part)
@@ -75,10 +75,10 @@ class Before:
 def cases(checkout: Path) -> Iterator[Case | Lost]:
     """All that is compared of train_ppo_ray."""
     peer = Before(checkout)
-    for name, options, known in CASES:
+    for name, options, known_difference in CASES:
         stated = BASE | options
         yield Case(f"ppo_ray, {name}", words_of("ppo", stated), partial(peer.outcome, stated), flat,
-                   known)  # fmt: skip
+                   known_difference)  # fmt: skip
 
 
 def halves(texts: Any) -> list[Any]:
@@ -111,8 +111,8 @@ CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("gae, gamma 0.9, lambd 0.8, value_clip 0.2", {
         "advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.8, "value_clip": 0.2}, None),
     *((f"{estimator}, KL in the reward, {kind}", {
-        "advantage_estimator": estimator, **KL, "kl_estimator": kind}, known)
-      for estimator, kind, known in (
+        "advantage_estimator": estimator, **KL, "kl_estimator": kind}, known_difference)
+      for estimator, kind, known_difference in (
           ("gae", "k1", None), ("reinforce", "k1", None), ("reinforce", "k2", CLAMPED),
           ("reinforce", "k3", CLAMPED), ("group_norm", "k1", LATE), ("rloo", "k1", LATE),
           ("reinforce_baseline", "k1", LATE), ("dr_grpo", "k1", LATE))),

@@ -48,8 +48,8 @@ class Trained:
 
     def options(self, program: str, stated: dict[str, Any]) -> Any:
         """All options; those of the policy have the other programs' names."""
-        given = argument_defaults(self.cli / f"train_{program}.py") | stated
-        return SimpleNamespace(**given | {"learning_rate": RATE, "actor_learning_rate": RATE})
+        arguments = argument_defaults(self.cli / f"train_{program}.py") | stated
+        return SimpleNamespace(**arguments | {"learning_rate": RATE, "actor_learning_rate": RATE})
 
     def rates(self, program: str, stated: dict[str, Any], count: int) -> list[float]:
         """Of the program's get_scheduler."""

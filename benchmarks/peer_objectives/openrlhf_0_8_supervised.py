@@ -48,8 +48,8 @@ class Before(Supervised):
 
     def pairs(self, options: Mapping[str, Any], texts: Texts) -> Outcome:
         """dpo, whose functions are those of 0.11."""
-        given = {NAMES[name]: value for name, value in options.items() if name in NAMES}
-        return self.dpo(given, texts)
+        arguments = {NAMES[name]: value for name, value in options.items() if name in NAMES}
+        return self.dpo(arguments, texts)
 
     def scores(self, options: Mapping[str, Any], texts: Texts) -> Outcome:
         """rm, whose functions are those of 0.11."""
@@ -97,10 +97,10 @@ class Before(Supervised):
         tokens = TOKENS if "reward_tokens" in options else None
         function, leaf = self.losses.PRMLoss(MARK, tokens and [*tokens]), texts.leaf()
         steps, chosen = _steps(texts), torch.tensor(TOKENS)
-        given = torch.from_numpy(_labels(options, texts))
+        label_row = torch.from_numpy(_labels(options, texts))
         if "soft" not in str(options["label_key"]):
-            given = torch.where(given > 0.5, chosen[0], chosen[1])
-        labels = torch.where(steps, given, -100)
+            label_row = torch.where(label_row > 0.5, chosen[0], chosen[1])
+        labels = torch.where(steps, label_row, -100)
         parts = [function(texts.ids[rows].where(steps[rows], 0), leaf[rows], labels[rows])
                  for rows in _split(texts, options)]  # fmt: skip
         return logits_outcome(torch.stack(parts).mean(), leaf, texts)
@@ -148,11 +148,11 @@ def cases(checkout: Path) -> Iterator[Case]:
              "kto": (peer.kto, preference_outcome, written),
              "kd": (peer.kd, distilled_outcome, written), "sft": (peer.sft, sft_outcome, written),
              "prm": (peer.prm, None, marked)}  # fmt: skip
-    for program, name, options, known in CASES:
+    for program, name, options, known_difference in CASES:
         stated = BASE | options
         theirs, ours, samples = kinds[program]
         yield Case(f"{program}, {name}", words_of(program, stated), partial(theirs, stated),
-                   samples, known, ours=ours or partial(judged, stated))  # fmt: skip
+                   samples, known_difference, ours=ours or partial(judged, stated))  # fmt: skip
 
 
 ONE = {"micro_train_batch_size": 16}  # an update of one micro-batch

@@ -34,7 +34,7 @@ def of_version(
     for limits in ((0.0, 1.0), (0.2, 0.8)):
         options = base | {switch: True, bounds: limits}
         yield Filters(f"dynamic filtering, {limits[0]} to {limits[1]}", words_of("ppo", options),
-                      partial(peer, limits), known=EQUAL)  # fmt: skip
+                      partial(peer, limits), known_difference=EQUAL)  # fmt: skip
 
 
 def cases(checkout: Path) -> Iterator[Filters]:

@@ -56,9 +56,9 @@ class Trained:
         from transformers.optimization import get_scheduler
 
         prefix, _ = PROGRAMS[program]
-        given = argument_defaults(self.cli / f"train_{program}.py")
+        arguments = argument_defaults(self.cli / f"train_{program}.py")
         names = ("lr_scheduler", "lr_warmup_ratio", "min_lr_ratio")
-        cfg = {name: options.get(name, given[f"{prefix}{name}"]) for name in names}
+        cfg = {name: options.get(name, arguments[f"{prefix}{name}"]) for name in names}
         space = {"cfg": {**cfg, "scheduler_steps": count}, "math": math, "partial": partial,
                  "get_scheduler": get_scheduler}  # fmt: skip
         self.schedule(space)
@@ -69,12 +69,14 @@ class Trained:
     ) -> tuple[torch.optim.Optimizer, float]:
         """AdamW, as DeepSpeed makes it of the config."""
         prefix, _ = PROGRAMS[program]
-        given = argument_defaults(self.cli / f"train_{program}.py")
-        at = {name: options.get(name, given[f"{prefix}{name}"])
+        arguments = argument_defaults(self.cli / f"train_{program}.py")
+        at = {name: options.get(name, arguments[f"{prefix}{name}"])
               for name in ("adam.betas", "adam.eps", "adam.weight_decay", "max_norm")}  # fmt: skip
         groups = self.space["get_optimizer_grouped_parameters"](model, at["adam.weight_decay"])
-        made = torch.optim.AdamW(groups, lr=RATE, betas=tuple(at["adam.betas"]), eps=at["adam.eps"])
-        return made, at["max_norm"]
+        their_optimizer = torch.optim.AdamW(
+            groups, lr=RATE, betas=tuple(at["adam.betas"]), eps=at["adam.eps"]
+        )
+        return their_optimizer, at["max_norm"]
 
 
 def cases(checkout: Path) -> Iterator[Rates | Optimizes]:

@@ -26,20 +26,22 @@ def cases(checkout: Path) -> Iterator[Scored]:
     for options in PENALTIES:
 
         def peer(answer: Answer, options: dict[str, Any] = options) -> float:
-            given = {name.removeprefix("reward."): value for name, value in options.items()}
+            reward_options = {
+                name.removeprefix("reward."): value for name, value in options.items()
+            }
             args = SimpleNamespace(
                 rollout=SimpleNamespace(max_new_tokens=100),
                 reward=SimpleNamespace(**{
                     "overlong_buffer_len": None, "overlong_penalty_factor": 1.0,
-                    "stop_properly_penalty_coef": None} | given),
+                    "stop_properly_penalty_coef": None} | reward_options),
             )  # fmt: skip
-            one = SimpleNamespace(
+            experience = SimpleNamespace(
                 rewards=torch.tensor([float(answer.text)]), info={},
                 response_length=torch.tensor([answer.tokens]),
                 truncated=torch.tensor([answer.finish == "length"]),
             )  # fmt: skip
-            shaping.apply_length_penalties([one], args)
-            return float(one.rewards[0])
+            shaping.apply_length_penalties([experience], args)
+            return float(experience.rewards[0])
 
         stated = BASE | {"rollout.max_new_tokens": 100, "reward.clip_range": [-10, 10]} | options
         words = ["ppo_ray", *(word for key, value in stated.items() for word in flag(key, value))]

@@ -22,11 +22,11 @@ def cases(checkout: Path) -> Iterator[Adapts]:
     def coefficients(estimator: str, steps: Sequence[Samples]) -> Any:
         """A coefficient of 0.05, adapted after each step by the mean that make_experience logs."""
         controller, values = kind(0.05, 0.3, 1000), []
-        for one in steps:
+        for batch in steps:
             values.append(controller.value)
-            old, ref = one.padded(one.old), one.padded(one.ref)
+            old, ref = batch.padded(batch.old), batch.padded(batch.ref)
             kl = peer.utils.compute_approx_kl(old, ref, estimator).double()
-            controller.update(responses(one, kl), len(one))
+            controller.update(responses(batch, kl), len(batch))
         return np.array(values)
 
     for estimator in ("k1", "k2"):
@@ -34,6 +34,6 @@ def cases(checkout: Path) -> Iterator[Adapts]:
                           "algo.kl.target": 0.3, "algo.kl.horizon": 1000,
                           "algo.kl.estimator": estimator}  # fmt: skip
         for name, samples in (("", near), (", responses of one length", alike)):
-            known = None if estimator == "k1" and name else MEANS
+            known_difference = None if estimator == "k1" and name else MEANS
             yield Adapts(f"kl.target, {estimator}{name}", words_of("ppo", options),
-                         partial(coefficients, estimator), samples, known)  # fmt: skip
+                         partial(coefficients, estimator), samples, known_difference)  # fmt: skip

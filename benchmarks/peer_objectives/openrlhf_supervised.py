@@ -86,8 +86,8 @@ class Supervised:
         for rows in micro_batches(texts):
             good, bad = np.split(rows, 2)
             margin = texts.margins[good // 2] if options.get("model.margin_loss_enable") else None
-            given = None if margin is None else torch.from_numpy(margin)
-            total = total + function(leaf[good], leaf[bad], given) / 2
+            margins = None if margin is None else torch.from_numpy(margin)
+            total = total + function(leaf[good], leaf[bad], margins) / 2
         return scores_outcome(total, leaf, texts)
 
 

@@ -57,20 +57,20 @@ def outcome(table: Mapping[str, Any], samples: Samples) -> Outcome:
     weight = weight * experience.has_gradient[sequences.loss_mask.rows]  # others are not computed
     leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
               for name in ("logprobs", "entropy", "values")}  # fmt: skip
-    given = dict(experience.columns)
+    named_columns = dict(experience.columns)
     of_sampler = getattr(algorithm, "old_logprobs", "") == "sampled"
     before = samples.sampled if of_sampler else samples.old
     exact = {"old": before, "ref": samples.ref, "sampled": samples.sampled}
     for name, logprobs in exact.items():
-        if f"{name}_logprobs" in given:
-            given[f"{name}_logprobs"] = samples.column(logprobs).take(rows)
-    loss = _loss(algorithm, sequences, rows, weight, leaves, given, needs)
+        if f"{name}_logprobs" in named_columns:
+            named_columns[f"{name}_logprobs"] = samples.column(logprobs).take(rows)
+    loss = _loss(algorithm, sequences, rows, weight, leaves, named_columns, needs)
     return outcome_of(loss, leaves, samples)
 
 
 def _loss(
     algorithm: Any, sequences: Sequences, rows: Any, weight: Any, leaves: Mapping[str, Tensor],
-    given: Mapping[str, Any], needs: Any,
+    named_columns: Mapping[str, Any], needs: Any,
 ) -> Tensor:  # fmt: skip
     mask = sequences.loss_mask
     lengths = mask.lengths
@@ -80,7 +80,7 @@ def _loss(
     sequence = torch.from_numpy(mask.rows[entries])
     share = torch.full((len(entries),), 1.0 / len(entries), dtype=torch.float64)
     columns = {name: torch.from_numpy(column.values[entries].astype(np.float64))
-               for name, column in given.items()}  # fmt: skip
+               for name, column in named_columns.items()}  # fmt: skip
     weights = torch.from_numpy(weight[entries].astype(np.float64))
     same = (columns, sequence, len(rows), weights, share)
     entropy = leaves["entropy"][row, place] if needs.entropy else None

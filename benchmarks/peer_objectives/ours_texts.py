@@ -52,10 +52,10 @@ def preference_outcome(table: Mapping[str, Any], texts: Texts, temperature: floa
         for at in needs.own_temperatures
     ]
     experience = algorithm.with_own(experience, before)
-    given = {name: column.values for name, column in experience.columns.items()}
+    named_columns = {name: column.values for name, column in experience.columns.items()}
     if needs.reference:
-        given["ref_logprobs"] = exact
-    inputs = _inputs(algorithm, experience, given, leaf / temperature, ids)
+        named_columns["ref_logprobs"] = exact
+    inputs = _inputs(algorithm, experience, named_columns, leaf / temperature, ids)
     return logits_outcome(algorithm.policy_loss(inputs).loss, leaf, texts)
 
 
@@ -96,7 +96,7 @@ def _entries(algorithm: Any, sequences: Sequences) -> tuple[NDArray[np.int64], T
 
 
 def _inputs(
-    algorithm: Any, experience: Experience, given: Mapping[str, NDArray[Any]], leaf: Tensor,
+    algorithm: Any, experience: Experience, named_columns: Mapping[str, NDArray[Any]], leaf: Tensor,
     ids: Tensor,
 ) -> LossInputs:  # fmt: skip
     sequences = experience.sequences
@@ -105,7 +105,7 @@ def _inputs(
     place = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])[entries])
     logprobs = token_logprobs(leaf, ids)[sequence, place]
     columns = {name: torch.from_numpy(values[entries].astype(np.float64))
-               for name, values in given.items()}  # fmt: skip
+               for name, values in named_columns.items()}  # fmt: skip
     share = torch.full_like(weight, 1.0 / len(entries))
     return LossInputs(logprobs, None, columns, sequence, len(sequences), weight, share)
 
@@ -138,11 +138,11 @@ def steps_outcome(
     difference of whose logits at a step's end is its score.
     """
     algorithm, leaf = _algorithm(table), texts.leaf()
-    whole = texts.sequences(pairs=False)
+    all_sequences = texts.sequences(pairs=False)
     flat = steps.float()
-    mask = whole.tokens.like(_column(flat, texts) > 0)
+    mask = all_sequences.tokens.like(_column(flat, texts) > 0)
     targets = _column(torch.from_numpy(labels), texts)
-    experience = algorithm.experience(replace(whole, loss_mask=mask), targets)
+    experience = algorithm.experience(replace(all_sequences, loss_mask=mask), targets)
     entries, sequence, weight = _entries(algorithm, experience.sequences)
     place = _places(experience.sequences)
     logits = leaf[sequence, place]

@@ -40,10 +40,12 @@ class PrimeRL:
         self, kind: str, options: Mapping[str, Any], samples: Samples
     ) -> dict[int, float]:
         """Of each sample, as its trace is told."""
-        found: dict[int, float] = {}
+        advantages_by_number: dict[int, float] = {}
         module = getattr(self, kind)
         module.iter_trainable_traces = lambda traces: [(None, trace) for trace in traces]
-        module.assign_advantages = lambda trace, value: found.update({trace.number: value})
+        module.assign_advantages = lambda trace, value: advantages_by_number.update(
+            {trace.number: value}
+        )
         stated = {f"num_{name}_weight": options.get(f"{OF_LENGTH}num_{name}_weight", default)
                   for name, default in SHARES.items()}  # fmt: skip
         penalised = any(name.startswith(OF_LENGTH) for name in options)
@@ -61,7 +63,7 @@ class PrimeRL:
                 for i in np.flatnonzero(samples.group == number)
             ]  # fmt: skip
             asyncio.run(score(algorithm, traces))
-        return found
+        return advantages_by_number
 
     def outcome(self, kind: str, options: Mapping[str, Any], samples: Samples) -> Outcome:
         """Rewards to a loss, on one update of all samples. As prime-rl's train sink does, tokens
@@ -71,27 +73,34 @@ class PrimeRL:
                                     for name, default in LOSS.items()})  # fmt: skip
         leaf = samples.padded(samples.logprobs).requires_grad_()
         count = len(samples)
-        ones = [torch.ones(len(row), dtype=torch.float64) for row in samples.mask]
+        unit_rows = [torch.ones(len(row), dtype=torch.float64) for row in samples.mask]
         masks = [torch.from_numpy(row) for row in samples.mask]
         advantages = dict.fromkeys(range(count), 0.0)
         rl: list[Any] = [None] * count
         ref_kl: list[Any] = [None] * count
         if kind == "opd":
-            rl = [0.0 * one for one in ones]
+            rl = [0.0 * unit_row for unit_row in unit_rows]
             ref_kl = [mask.double() for mask in masks]
         else:
             advantages = self.advantages(kind, options, samples)
             if options.get(FILTER, True):
-                rl = [(advantages[i] != 0.0) * ones[i] for i in range(count)]
+                rl = [(advantages[i] != 0.0) * unit_rows[i] for i in range(count)]
         tokens = sum(int((mask & (True if weight is None else weight != 0)).sum())
                      for mask, weight in zip(masks, rl, strict=True))  # fmt: skip
         loss, _ = self.losses.compute_loss(
-            [leaf[i, : len(one)] for i, one in enumerate(ones)],
+            [leaf[i, : len(unit_row)] for i, unit_row in enumerate(unit_rows)],
             [torch.from_numpy(row) for row in samples.sampled],
             [torch.from_numpy(row) for row in samples.ref],
-            [advantages[i] * one for i, one in enumerate(ones)], masks, rl, None, ref_kl,
+            [advantages[i] * unit_row for i, unit_row in enumerate(unit_rows)],
+            masks,
+            rl,
+            None,
+            ref_kl,
             lambda inputs: self.losses.default_loss_fn(inputs, config),
-            max(tokens, 1), 1, int(sum(mask.sum() for mask in masks)))  # fmt: skip
+            max(tokens, 1),
+            1,
+            int(sum(mask.sum() for mask in masks)),
+        )
         zeros = torch.zeros_like(leaf)
         return outcome_of(loss, {"logprobs": leaf, "entropy": zeros, "values": zeros}, samples)
 
@@ -135,9 +144,9 @@ def cases(checkout: Path) -> Iterator[Case]:
     listed = [(kind, *case) for kind in ("grpo", "max_rl") for case in CASES]
     listed += [("grpo", f"length_penalty, {name}", ALL | options, drawn, {}, None)
                for name, options in PENALTIES]  # fmt: skip
-    listed += [("opd", name, {}, draw, {}, known) for name, draw, known in (
+    listed += [("opd", name, {}, draw, {}, known_difference) for name, draw, known_difference in (
         ("first update", first, None), ("later updates", drawn, OF_POLICY))]  # fmt: skip
-    for kind, name, options, draw, knobs, known in listed:
+    for kind, name, options, draw, knobs, known_difference in listed:
         stated = BASE | {"orchestrator.algo.type": kind} | options
         flags = ((f"--{key}", str(value)) for key, value in stated.items())
         words = ["rl", *(word for flag in flags for word in flag)]
@@ -147,4 +156,4 @@ def cases(checkout: Path) -> Iterator[Case]:
         ) -> Outcome:
             return peer.outcome(kind, options, samples)
 
-        yield Case(f"{kind}, {name}", words, outcome, draw, known, knobs)
+        yield Case(f"{kind}, {name}", words, outcome, draw, known_difference, knobs)

@@ -66,30 +66,32 @@ class Trained:
     def rates(self, options: Mapping[str, Any], count: int) -> list[float]:
         """Of the schedule's type."""
         kind = options.get("type", "constant")
-        given = class_defaults(self.configs, f"{kind.capitalize()}SchedulerConfig") | {**options}
-        del given["type"]
+        fields = class_defaults(self.configs, f"{kind.capitalize()}SchedulerConfig") | {**options}
+        del fields["type"]
         if kind != "constant":
-            given |= {"max_steps": count, "lr": RATE}
-        return ticks(self.space[f"setup_{kind}_scheduler"](dummy(), **given), count)
+            fields |= {"max_steps": count, "lr": RATE}
+        return ticks(self.space[f"setup_{kind}_scheduler"](dummy(), **fields), count)
 
     def optimizer(
         self, options: Mapping[str, Any], model: nn.Module
     ) -> tuple[torch.optim.Optimizer, float]:
         """AdamW on all parameters."""
-        given = class_defaults(self.configs, "BaseOptimizerConfig")
-        given |= class_defaults(self.configs, "AdamWConfig") | {**options, "lr": RATE}
-        config = SimpleNamespace(**given)
-        made = self.space["_create_optimizer"](config, [*model.named_parameters()], None)
-        return made, given["max_norm"]
+        fields = class_defaults(self.configs, "BaseOptimizerConfig")
+        fields |= class_defaults(self.configs, "AdamWConfig") | {**options, "lr": RATE}
+        config = SimpleNamespace(**fields)
+        their_optimizer = self.space["_create_optimizer"](config, [*model.named_parameters()], None)
+        return their_optimizer, fields["max_norm"]
 
 
 def cases(checkout: Path) -> Iterator[Rates | Optimizes]:
     """All that is compared."""
     peer = Trained(checkout)
-    for name, options, known in SCHEDULES:
+    for name, options, known_difference in SCHEDULES:
         stated = BASE | {f"{SCHEDULER}{key}": value for key, value in options.items()}
         yield Rates(f"schedule: {name}", words_of("rl", stated | {f"{OPTIM}lr": RATE}),
-                    partial(peer.rates, options), known)  # fmt: skip
-    for name, options, known in OPTIMIZERS:
+                    partial(peer.rates, options), known_difference)  # fmt: skip
+    for name, options, known_difference in OPTIMIZERS:
         stated = BASE | {f"{OPTIM}{key}": value for key, value in options.items()}
-        yield Optimizes(name, words_of("rl", stated), partial(peer.optimizer, options), known)
+        yield Optimizes(
+            name, words_of("rl", stated), partial(peer.optimizer, options), known_difference
+        )

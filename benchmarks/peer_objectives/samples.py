@@ -43,10 +43,10 @@ class Samples:
 
     def padded(self, rows: Rows) -> Tensor:
         """[S, LONGEST], zeros behind each row."""
-        whole = np.zeros((len(rows), LONGEST))
+        padded_rows = np.zeros((len(rows), LONGEST))
         for i, row in enumerate(rows):
-            whole[i, : len(row)] = row
-        return torch.from_numpy(whole)
+            padded_rows[i, : len(row)] = row
+        return torch.from_numpy(padded_rows)
 
     @property
     def padded_mask(self) -> Tensor:
@@ -56,10 +56,10 @@ class Samples:
     @property
     def token_rewards(self) -> Tensor:
         """[S, LONGEST] each sample's reward at the last token of its response."""
-        whole = torch.zeros(len(self), LONGEST, dtype=torch.float64)
+        token_rewards = torch.zeros(len(self), LONGEST, dtype=torch.float64)
         for i, row in enumerate(self.mask):
-            whole[i, int(np.flatnonzero(row)[-1])] = self.rewards[i]
-        return whole
+            token_rewards[i, int(np.flatnonzero(row)[-1])] = self.rewards[i]
+        return token_rewards
 
     def column(self, rows: Rows, dtype: type = np.float64) -> Ragged:
         """Over prompts and responses, zeros at prompts."""

@@ -24,7 +24,7 @@ class Adapts:
     words: Sequence[str]
     peer: Callable[[Sequence[Samples]], NDArray[np.float64]]
     samples: Callable[[int], Samples] = drawn
-    known: Known | None = None
+    known_difference: Known | None = None
 
     def compared(self, system: str, draws: int) -> Row:
         """Its row: the last coefficients, and the greatest relative difference."""
@@ -36,35 +36,46 @@ class Adapts:
         algorithm: Any = algorithm_class(str(table["type"]))(**knobs)
         algorithm = algorithm.for_rollout(LONGEST, dict.fromkeys(steps[0].components, 1.0))
         ours, state = [float(table["kl_coef"])], {}
-        for one in steps[:-1]:
-            columns = [one.column(rows, np.float32) for rows in (one.old, one.ref, one.entropy)]
-            values = one.column(one.old_values, np.float32) if algorithm.needs().critic else None
-            credit = algorithm.credit(one.batch(), *columns[:2], values, state, columns[2])
+        for batch in steps[:-1]:
+            columns = [
+                batch.column(rows, np.float32) for rows in (batch.old, batch.ref, batch.entropy)
+            ]
+            values = (
+                batch.column(batch.old_values, np.float32) if algorithm.needs().critic else None
+            )
+            credit = algorithm.credit(batch.batch(), *columns[:2], values, state, columns[2])
             state = credit.state
             ours.append(float(state["kl_coef"]))
         theirs = self.peer(steps)
         worst = float(np.abs(theirs / np.array(ours) - 1).max())
-        found = ("equal", "") if worst <= 1e-6 else verdict(self.known, worst, 0.0, translation)
-        return Row(self.name, table, ours[-1], float(theirs[-1]), worst, None, *found)
+        outcome = (
+            ("equal", "")
+            if worst <= 1e-6
+            else verdict(self.known_difference, worst, 0.0, translation)
+        )
+        return Row(self.name, table, ours[-1], float(theirs[-1]), worst, None, *outcome)
 
 
 def near(seed: int) -> Samples:
     """Samples whose mean KL is about 0.3, near the target of the cases."""
-    one = drawn(seed, environment=False)
-    ref = [row - 0.3 + 0.5 * (before - row) for row, before in zip(one.ref, one.old, strict=True)]
-    return replace(one, ref=ref)
+    samples = drawn(seed, environment=False)
+    ref = [
+        row - 0.3 + 0.5 * (before - row)
+        for row, before in zip(samples.ref, samples.old, strict=True)
+    ]
+    return replace(samples, ref=ref)
 
 
 def alike(seed: int) -> Samples:
     """The same with responses of one length, so that a mean over them is one over tokens."""
-    one = near(seed)
+    samples = near(seed)
 
     def wide(rows: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [np.resize(row, LONGEST) for row in rows]
 
     names = ("mask", "logprobs", "old", "sampled", "ref", "entropy", "values", "old_values")
-    rows: dict[str, Any] = {name: wide(getattr(one, name)) for name in names}
-    return replace(one, **rows)
+    rows: dict[str, Any] = {name: wide(getattr(samples, name)) for name in names}
+    return replace(samples, **rows)
 
 
 def responses(samples: Samples, kl: Any) -> float:

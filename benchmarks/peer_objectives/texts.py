@@ -51,10 +51,10 @@ class Texts:
         return self._padded_logits(self.ref)
 
     def _padded_logits(self, rows: list[NDArray[np.float64]]) -> Tensor:
-        whole = np.zeros((len(rows), self.longest, WORDS))
+        padded_rows = np.zeros((len(rows), self.longest, WORDS))
         for i, row in enumerate(rows):
-            whole[i, : len(row)] = row
-        return torch.from_numpy(whole)
+            padded_rows[i, : len(row)] = row
+        return torch.from_numpy(padded_rows)
 
     @property
     def ids(self) -> Tensor:
@@ -92,10 +92,10 @@ def fully_learned(seed: int) -> Texts:
 
 
 def _padded(rows: list[NDArray[np.int64]], longest: int) -> NDArray[np.int64]:
-    whole = np.zeros((len(rows), longest), np.int64)
+    padded_rows = np.zeros((len(rows), longest), np.int64)
     for i, row in enumerate(rows):
-        whole[i, : len(row)] = row
-    return whole
+        padded_rows[i, : len(row)] = row
+    return padded_rows
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -162,8 +162,8 @@ def micro_batches(texts: Texts, parts: int = 2) -> list[NDArray[np.int64]]:
 
 def rows_of(leaf: Tensor, texts: Texts) -> Rows:
     """The gradient of a padded leaf [S, longest, WORDS] or [S] by sequence."""
-    given = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    if given.ndim == 1:
-        return [given.numpy()]
-    pairs = zip(given, texts.tokens, strict=True)
+    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    if gradient.ndim == 1:
+        return [gradient.numpy()]
+    pairs = zip(gradient, texts.tokens, strict=True)
     return [grad[: len(row)].flatten().numpy() for grad, row in pairs]

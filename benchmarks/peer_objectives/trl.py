@@ -52,13 +52,13 @@ class TRL:
     def trainer(self, kind: Any, config: Any, **more: Any) -> Any:
         """A trainer with all fields of its config as attributes."""
         trainer = kind.__new__(kind)
-        given = dict(vars(config)) | {
+        attributes = dict(vars(config)) | {
             "args": config, "accelerator": ONE, "aux_loss_enabled": False,
             "epsilon_low": config.epsilon, "current_gradient_accumulation_steps": 1,
             "epsilon_high": config.epsilon if config.epsilon_high is None else config.epsilon_high,
             "_metrics": {"train": defaultdict(list)}, "model": SimpleNamespace(training=True),
         } | more  # fmt: skip
-        for name, value in given.items():
+        for name, value in attributes.items():
             object.__setattr__(trainer, name, value)
         return trainer
 
@@ -82,21 +82,21 @@ class TRL:
                  "rewards_per_func": torch.tensor(np.stack(rewards, 1)),
                  "unscorable_mask": torch.zeros(len(samples), dtype=torch.bool)}  # fmt: skip
         self.of_grpo(space)
-        mask, whole = (
+        mask, response_mask = (
             samples.padded_mask,
             samples.padded([np.ones(len(row)) for row in samples.mask]),
         )
         old, sampled = samples.padded(samples.old), samples.padded(samples.sampled)
-        ids = whole.long()
+        ids = response_mask.long()
         if config.mask_truncated_completions:
             kept = torch.from_numpy(~samples.cut)[:, None].double()
-            mask, whole = mask * kept, whole * kept
-        space |= {"completion_mask": whole, "tool_mask": mask, "old_per_token_logps": old,
+            mask, response_mask = mask * kept, response_mask * kept
+        space |= {"completion_mask": response_mask, "tool_mask": mask, "old_per_token_logps": old,
                   "sampling_per_token_logps": sampled}  # fmt: skip
         self.of_sampler(space)
         inputs = {
             "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids,
-            "completion_mask": whole, "tool_mask": mask, "advantages": space["advantages"],
+            "completion_mask": response_mask, "tool_mask": mask, "advantages": space["advantages"],
             "old_per_token_logps": old, "ref_per_token_logps": samples.padded(samples.ref),
             "num_items_in_batch": mask.sum(), "sampling_per_token_logps": sampled,
         }  # fmt: skip
@@ -135,7 +135,7 @@ SET: dict[str, Any] = {  # of GRPOConfig, by its __post_init__ or by the samples
 
 def defaults(config: type) -> dict[str, Any]:
     """What a config's fields have where nothing is said, so that a changed default shows."""
-    return {one.name: one.default for one in fields(config) if one.default is not MISSING}
+    return {field.name: field.default for field in fields(config) if field.default is not MISSING}
 
 
 def on_policy(seed: int) -> Samples:
@@ -149,21 +149,21 @@ def on_policy(seed: int) -> Samples:
 def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared."""
     trl = TRL(checkout)
-    for name, options, known in GRPO_CASES:
+    for name, options, known_difference in GRPO_CASES:
         words = ["grpo", *BASE, *flags(options)]
 
         def peer(samples: Samples, options: dict[str, Any] = options) -> Outcome:
             more = {"components": True} if "multi_objective_aggregation" in options else {}
             return trl.grpo_loss(options | more, samples)
 
-        yield Case(f"GRPO, {name}", words, peer, drawn, known)
-    for name, options, samples_of, known in RLOO_CASES:
+        yield Case(f"GRPO, {name}", words, peer, drawn, known_difference)
+    for name, options, samples_of, known_difference in RLOO_CASES:
         words = ["rloo", *BASE, *flags(options)]
 
         def rloo(samples: Samples, options: dict[str, Any] = options) -> Outcome:
             return trl.rloo_loss(options, samples)
 
-        yield Case(f"RLOO, {name}", words, rloo, samples_of, known)
+        yield Case(f"RLOO, {name}", words, rloo, samples_of, known_difference)
 
 
 def flags(options: dict[str, Any]) -> Iterator[str]:
@@ -217,8 +217,8 @@ GRPO_CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
         "beta": 0.04, "loss_type": "grpo", "importance_sampling_level": "sequence"}, CORRECTED),
     ("normalize_then_sum", {"multi_objective_aggregation": "normalize_then_sum"}, OF_SUM),
     ("entropy_coef 0.01, dapo", {"entropy_coef": 0.01}, None),
-    *((f"entropy_coef 0.01, {kind}", {"entropy_coef": 0.01, "loss_type": kind}, known)
-      for kind, known in (("grpo", ENTROPY), ("dr_grpo", ENTROPY), ("vespo", None))),
+    *((f"entropy_coef 0.01, {kind}", {"entropy_coef": 0.01, "loss_type": kind}, known_difference)
+      for kind, known_difference in (("grpo", ENTROPY), ("dr_grpo", ENTROPY), ("vespo", None))),
     ("top_entropy_quantile 0.2", {"top_entropy_quantile": 0.2}, ROUNDED),
     ("off_policy_mask_threshold 0.02", {"off_policy_mask_threshold": 0.02}, None),
     ("mask_truncated_completions, dapo", {"mask_truncated_completions": True}, None),

@@ -76,8 +76,8 @@ class Trained:
 
     def rates(self, program: str, options: dict[str, Any], count: int) -> list[float]:
         """Of create_scheduler."""
-        given = {name: value for name, value in options.items() if name != "learning_rate"}
-        trainer = self.trainer(program, given, None)
+        arguments = {name: value for name, value in options.items() if name != "learning_rate"}
+        trainer = self.trainer(program, arguments, None)
         return ticks(trainer.create_scheduler(count, dummy()), count)
 
     def optimizer(
@@ -93,9 +93,9 @@ def cases(checkout: Path) -> Iterator[Rates | Optimizes]:
     peer = Trained(checkout)
     for program in CONFIGS:
         base = BASE | MORE.get(program, {})
-        for name, options, known in SCHEDULES if program == "sft" else SCHEDULES[:1]:
+        for name, options, known_difference in SCHEDULES if program == "sft" else SCHEDULES[:1]:
             yield Rates(f"{program}, {name}", words_of(program, base | options),
-                        partial(peer.rates, program, options), known)  # fmt: skip
+                        partial(peer.rates, program, options), known_difference)  # fmt: skip
         for name, options in (
             ("AdamW's defaults", {}),
             ("weight_decay 0.1, betas and eps", {

@@ -29,15 +29,15 @@ class OnlineDPO:
         path = checkout / "trl" / "experimental" / "online_dpo" / "online_dpo_trainer.py"
         self.run = statements(path, "first_half, second_half = rewards.split", 19)
 
-    def loss(self, options: dict[str, Any], **given: Any) -> Any:
+    def loss(self, options: dict[str, Any], **batch: Any) -> Any:
         """rewards, logprobs, ref_logprobs and completion_mask are of the first samples of all
         prompts, then of the second ones.
         """
         args = SimpleNamespace(loss_type="sigmoid")
         space = {"torch": torch, "F": torch.nn.functional, "device": "cpu",
-                 "batch_size": len(given["rewards"]) // 2,
+                 "batch_size": len(batch["rewards"]) // 2,
                  "self": SimpleNamespace(args=args, beta=options.get("beta", 0.1))}  # fmt: skip
-        space |= given
+        space |= batch
         self.run(space)
         return space["loss"]
 
@@ -69,17 +69,17 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
     """All that is compared, and what is lost."""
     peer = OnlineDPO(checkout)
     for beta in (0.1, 0.5):
-        for name, draw, known in (("", untied, None), (", equal rewards", two, TIED)):
+        for name, draw, known_difference in (("", untied, None), (", equal rewards", two, TIED)):
 
             def sampled(samples: Samples, beta: float = beta) -> Outcome:
                 return peer.of_samples({"beta": beta}, samples)
 
             words = [*WORDS, "--beta", str(beta)]
-            yield Case(f"Online DPO, beta {beta}{name}", words, sampled, draw, known)
-    for temperature, known in ((1.0, None), (0.9, AT_ONE)):
+            yield Case(f"Online DPO, beta {beta}{name}", words, sampled, draw, known_difference)
+    for temperature, known_difference in ((1.0, None), (0.9, AT_ONE)):
         yield Case(
             f"Online DPO, temperature {temperature}", [*WORDS, "--temperature", str(temperature)],
-            partial(peer.of_texts, {}), written, known,
+            partial(peer.of_texts, {}), written, known_difference,
             ours=partial(preference_outcome, temperature=temperature),
         )  # fmt: skip
     for name, value in (("beta", [0.1, 0.2]), ("loss_type", "ipo")):

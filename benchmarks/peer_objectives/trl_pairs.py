@@ -82,12 +82,12 @@ class Preferences:
         """A trainer of the program with its defaults and `options`."""
         config = SimpleNamespace(**self.defaults[program] | options)
         trainer = self.kinds[program].__new__(self.kinds[program])
-        given = dict(vars(config)) | {
+        attributes = dict(vars(config)) | {
             "args": config, "accelerator": PROCESS, "aux_loss_enabled": False, "model": Model(),
             "_metrics": {"train": defaultdict(list)}, "_total_train_tokens": 0,
             "is_encoder_decoder": False, "pad_token_id": 0, "padding_value": 0, "_tp_size": 1,
         } | more  # fmt: skip
-        for name, value in given.items():
+        for name, value in attributes.items():
             object.__setattr__(trainer, name, value)
         return trainer
 
@@ -102,9 +102,9 @@ class Preferences:
         ref = (token_logprobs(texts.ref_logits(), texts.ids) * texts.answers).sum(1)
         single = options.get("f_divergence_type") == "alpha_divergence"  # has no clamp for float64
         for rows in micro_batches(texts, _parts(options)):
-            given = leaf[rows].float() if single else leaf[rows]
-            trainer.model.logits = given
-            before = ref[rows].to(given.dtype)
+            leaf_rows = leaf[rows].float() if single else leaf[rows]
+            trainer.model.logits = leaf_rows
+            before = ref[rows].to(leaf_rows.dtype)
             inputs = {"input_ids": texts.ids[rows], "attention_mask": texts.attention[rows],
                       "completion_mask": texts.answers[rows],
                       "ref_chosen_logps": before[: len(rows) // 2],
@@ -154,10 +154,10 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
     """All that is compared, and what is lost."""
     peer = Preferences(checkout)
     for program, listed in CASES.items():
-        for name, options, known in listed:
+        for name, options, known_difference in listed:
             words = [program, *BASE, *flags(options)]
-            if isinstance(known, str):
-                yield Lost(f"{program.upper()}, {name}", words, known)
+            if isinstance(known_difference, str):
+                yield Lost(f"{program.upper()}, {name}", words, known_difference)
                 continue
 
             def computed(
@@ -169,7 +169,7 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
                 return peer.of_batches(program, options, texts)
 
             draw = next((draw for part, draw in DRAWS.items() if part in name), written)
-            yield Case(f"{program.upper()}, {name}", words, computed, draw, known,
+            yield Case(f"{program.upper()}, {name}", words, computed, draw, known_difference,
                        ours=preference_outcome)  # fmt: skip
 
 
@@ -194,59 +194,134 @@ POINT = Known(
 DPO: Listed = (
     ("defaults", {}, None),
     ("beta 0.5", {"beta": 0.5}, None),
-    *((f"loss_type {kind}", {"loss_type": kind}, None) for kind in (
-        "hinge", "ipo", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero", "apo_down",
-        "discopop", "sigmoid_norm")),
-    *((f"loss_type {kind}, label_smoothing 0.1", {"loss_type": kind, "label_smoothing": 0.1}, None)
-      for kind in ("robust", "exo_pair")),
+    *(
+        (f"loss_type {kind}", {"loss_type": kind}, None)
+        for kind in (
+            "hinge",
+            "ipo",
+            "nca_pair",
+            "robust",
+            "bco_pair",
+            "sppo_hard",
+            "apo_zero",
+            "apo_down",
+            "discopop",
+            "sigmoid_norm",
+        )
+    ),
+    *(
+        (
+            f"loss_type {kind}, label_smoothing 0.1",
+            {"loss_type": kind, "label_smoothing": 0.1},
+            None,
+        )
+        for kind in ("robust", "exo_pair")
+    ),
     *((f"loss_type {kind}", {"loss_type": kind}, SORTED) for kind in ("aot", "aot_unpaired")),
-    *((f"loss_type {kind}, label_smoothing 0.1", {"loss_type": kind, "label_smoothing": 0.1},
-       SORTED) for kind in ("aot", "aot_unpaired")),
-    *((f"loss_type {kind}, label_smoothing 0.1, which it does not read", {
-        "loss_type": kind, "label_smoothing": 0.1}, None)
-      for kind in ("sigmoid", "ipo", "discopop")),
+    *(
+        (
+            f"loss_type {kind}, label_smoothing 0.1",
+            {"loss_type": kind, "label_smoothing": 0.1},
+            SORTED,
+        )
+        for kind in ("aot", "aot_unpaired")
+    ),
+    *(
+        (
+            f"loss_type {kind}, label_smoothing 0.1, which it does not read",
+            {"loss_type": kind, "label_smoothing": 0.1},
+            None,
+        )
+        for kind in ("sigmoid", "ipo", "discopop")
+    ),
     ("loss_type discopop, tau 0.2", {"loss_type": "discopop", "discopop_tau": 0.2}, None),
     ("sigmoid, discopop_tau stated", {"discopop_tau": 0.2}, None),
-    ("loss_type sigmoid bco_pair sft, weights", {
-        "loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}, TOKENS),
+    (
+        "loss_type sigmoid bco_pair sft, weights",
+        {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
+        TOKENS,
+    ),
     ("loss_type sigmoid hinge", {"loss_type": ["sigmoid", "hinge"]}, None),
     ("loss_type sigmoid, weight 0.5", {"loss_type": ["sigmoid"], "loss_weights": [0.5]}, None),
-    *((f"loss_type {kind}, one micro-batch", {"loss_type": kind, **WHOLE_BATCH}, None)
-      for kind in ("aot", "aot_unpaired")),
+    *(
+        (f"loss_type {kind}, one micro-batch", {"loss_type": kind, **WHOLE_BATCH}, None)
+        for kind in ("aot", "aot_unpaired")
+    ),
     ("loss_type sigmoid sft, answers of equal length", {"loss_type": ["sigmoid", "sft"]}, None),
-    ("loss_type aot sft, answers of equal length, one micro-batch", {
-        "loss_type": ["aot", "sft"], **WHOLE_BATCH}, None),
+    (
+        "loss_type aot sft, answers of equal length, one micro-batch",
+        {"loss_type": ["aot", "sft"], **WHOLE_BATCH},
+        None,
+    ),
     ("loss_type ipo, weight 0.5", {"loss_type": ["ipo"], "loss_weights": [0.5]}, ONE),
     ("loss_type ipo sft", {"loss_type": ["ipo", "sft"]}, TOKENS),
     ("loss_type aot sft", {"loss_type": ["aot", "sft"]}, SORTED),
-    ("loss_type robust hinge, label_smoothing 0.1", {
-        "loss_type": ["robust", "hinge"], "label_smoothing": 0.1}, None),
-    ("loss_type sigmoid robust, label_smoothing 0.1", {
-        "loss_type": ["sigmoid", "robust"], "label_smoothing": 0.1}, SMOOTHED),
-    *((f"f_divergence_type {kind}", {"f_divergence_type": kind}, None)
-      for kind in ("forward_kl", "js_divergence", "alpha_divergence")),
-    *((f"alpha_divergence, {share}", {
-        "f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": share}, None)
-      for share in (0.0, 0.3, 1.0)),
+    (
+        "loss_type robust hinge, label_smoothing 0.1",
+        {"loss_type": ["robust", "hinge"], "label_smoothing": 0.1},
+        None,
+    ),
+    (
+        "loss_type sigmoid robust, label_smoothing 0.1",
+        {"loss_type": ["sigmoid", "robust"], "label_smoothing": 0.1},
+        SMOOTHED,
+    ),
+    *(
+        (f"f_divergence_type {kind}", {"f_divergence_type": kind}, None)
+        for kind in ("forward_kl", "js_divergence", "alpha_divergence")
+    ),
+    *(
+        (
+            f"alpha_divergence, {share}",
+            {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": share},
+            None,
+        )
+        for share in (0.0, 0.3, 1.0)
+    ),
     ("f_alpha_divergence_coef without it", {"f_alpha_divergence_coef": 0.3}, None),
-    *((f"js_divergence, {kind}", {"f_divergence_type": "js_divergence", "loss_type": kind}, known)
-      for kind, known in (("hinge", None), ("discopop", None), ("apo_zero", None),
-                          ("aot", SORTED))),
+    *(
+        (
+            f"js_divergence, {kind}",
+            {"f_divergence_type": "js_divergence", "loss_type": kind},
+            known_difference,
+        )
+        for kind, known_difference in (
+            ("hinge", None),
+            ("discopop", None),
+            ("apo_zero", None),
+            ("aot", SORTED),
+        )
+    ),
     ("use_weighting, unlikely answers", {"use_weighting": True}, None),
     ("use_weighting, likely answers", {"use_weighting": True}, BOUND),
-    ("use_weighting, unlikely answers, sigmoid_norm", {
-        "use_weighting": True, "loss_type": "sigmoid_norm"}, None),
+    (
+        "use_weighting, unlikely answers, sigmoid_norm",
+        {"use_weighting": True, "loss_type": "sigmoid_norm"},
+        None,
+    ),
     ("use_weighting, ipo", {"use_weighting": True, "loss_type": "ipo"}, UNWEIGHTED),
-    *((f"loss_type {kinds}", {"loss_type": kinds.split()}, "loss_type")
-      for kinds in ("sft", "sigmoid ipo", "sigmoid aot", "sigmoid sigmoid_norm")),
-    *((f"js_divergence, {kind}", {"f_divergence_type": "js_divergence", "loss_type": kind},
-       "f_divergence_type")
-      for kind in ("nca_pair", "bco_pair", "sppo_hard", "ipo", "apo_down", "sigmoid_norm")),
-    ("alpha_divergence, 1.5", {"f_divergence_type": "alpha_divergence",
-                               "f_alpha_divergence_coef": 1.5}, "f_divergence_type"),
-    *((f"{name} {value}", {name: value}, name)
-      for name, value in (("ld_alpha", 0.5), ("rpo_alpha", 1.0), ("reference_free", True))),
-)  # fmt: skip
+    *(
+        (f"loss_type {kinds}", {"loss_type": kinds.split()}, "loss_type")
+        for kinds in ("sft", "sigmoid ipo", "sigmoid aot", "sigmoid sigmoid_norm")
+    ),
+    *(
+        (
+            f"js_divergence, {kind}",
+            {"f_divergence_type": "js_divergence", "loss_type": kind},
+            "f_divergence_type",
+        )
+        for kind in ("nca_pair", "bco_pair", "sppo_hard", "ipo", "apo_down", "sigmoid_norm")
+    ),
+    (
+        "alpha_divergence, 1.5",
+        {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 1.5},
+        "f_divergence_type",
+    ),
+    *(
+        (f"{name} {value}", {name: value}, name)
+        for name, value in (("ld_alpha", 0.5), ("rpo_alpha", 1.0), ("reference_free", True))
+    ),
+)
 KTO: Listed = (
     ("defaults", {}, POINT),
     ("beta 0.3, weights", {"beta": 0.3, "desirable_weight": 0.8, "undesirable_weight": 1.3}, POINT),

@@ -42,8 +42,10 @@ class Supervised:
 
     def sft(self, options: dict[str, Any], texts: Texts) -> Outcome:
         """SFTTrainer.compute_loss, with the tokens of the whole update in its denominator."""
-        whole = options.get("assistant_only_loss") == "all tokens"
-        labels = texts.ids.masked_fill(texts.attention == 0, -100) if whole else texts.labels
+        on_all_tokens = options.get("assistant_only_loss") == "all tokens"
+        labels = (
+            texts.ids.masked_fill(texts.attention == 0, -100) if on_all_tokens else texts.labels
+        )
         leaf, total = texts.leaf(), torch.zeros((), dtype=torch.float64)
         trainer = self.preferences.trainer(
             "sft", options, compute_loss_func=None, label_smoother=None,
@@ -106,10 +108,10 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
                                  "reward": (peer.reward, reward_outcome),
                                  "distillation": (peer.distilled, taught),
                                  "gkd": (peer.mixed, taught)}  # fmt: skip
-    for program, name, options, of_rows, known in CASES:
+    for program, name, options, of_rows, known_difference in CASES:
         words = [program, *BASE, *(TEACHER if program in TAUGHT else ()), *flags(options)]
-        if isinstance(known, str):
-            yield Lost(f"{program.upper()}, {name}", words, known)
+        if isinstance(known_difference, str):
+            yield Lost(f"{program.upper()}, {name}", words, known_difference)
             continue
         theirs, ours = functions[program]
 
@@ -119,9 +121,11 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
             return theirs(options, texts)
 
         samples = fully_learned if "completion_only_loss" in options else written
-        yield Case(f"{program.upper()}, {name}", words, computed, samples, known, ours=ours)
-    for program, told in OTHERS.items():
-        yield Lost(program.upper(), [program, *BASE], told)
+        yield Case(
+            f"{program.upper()}, {name}", words, computed, samples, known_difference, ours=ours
+        )
+    for program, option in OTHERS.items():
+        yield Lost(program.upper(), [program, *BASE], option)
 
 
 EVERY = Known("all tokens of messages have a loss there", "there all tokens")

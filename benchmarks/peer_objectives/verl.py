@@ -108,11 +108,11 @@ class Verl:
         if options["algorithm.adv_estimator"] == "remax":
             rows[np.unique(samples.group, return_index=True)[1]] = False
         trained = mask * rows[:, None]
-        whole: dict[str, Any] = {
+        batch_info: dict[str, Any] = {
             "dp_size": 1, "batch_num_tokens": trained.sum(), "global_batch_size": int(rows.sum()),
             "loss_scale_factor": config.loss_scale_factor,
         }  # fmt: skip
-        config.global_batch_info.update(whole)
+        config.global_batch_info.update(batch_info)
         leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
                   for name in ("logprobs", "entropy", "values")}  # fmt: skip
         loss, _ = core.get_policy_loss_fn(loss_mode)(
@@ -121,7 +121,7 @@ class Verl:
             rollout_is_weights=weights,
         )  # fmt: skip
         same = {"loss_mask": trained.bool(), "loss_agg_mode": config.loss_agg_mode}
-        same |= whole
+        same |= batch_info
         loss = loss - config.entropy_coeff * core.agg_loss(loss_mat=leaves["entropy"], **same)
         if config.use_kl_loss:
             kl = core.kl_penalty(leaves["logprobs"], ref, kl_penalty=config.kl_loss_type)
@@ -142,11 +142,11 @@ class Verl:
         if read.get("bypass_mode") or not any(kinds.values()):
             return None, mask
         bound = read.get("rollout_is_threshold", 2.0)
-        found, mask, _ = self.correcting.compute_rollout_correction_and_rejection_mask(
+        their_weights, mask, _ = self.correcting.compute_rollout_correction_and_rejection_mask(
             old, sampled, mask, rollout_is_threshold=bound,
             rollout_is_batch_normalize=bool(read.get("rollout_is_batch_normalize")), **kinds,
         )  # fmt: skip
-        return None if found is None else found.batch["rollout_is_weights"], mask
+        return None if their_weights is None else their_weights.batch["rollout_is_weights"], mask
 
 
 def read(value: str) -> Any:
@@ -166,14 +166,14 @@ def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared."""
     verl = Verl(checkout)
 
-    def case(name: str, options: Sequence[str], known: Known | None) -> Case:
+    def case(name: str, options: Sequence[str], difference: Known | None) -> Case:
         words = (*BASE, *options)
         if not any(word.startswith("algorithm.adv_estimator=") for word in words):
             words = (*words, "algorithm.adv_estimator=grpo")
-        return Case(name, words, lambda samples: verl.loss(words, samples), drawn, known)
+        return Case(name, words, lambda samples: verl.loss(words, samples), drawn, difference)
 
-    for name, *options, known in CASES:
-        yield case(name, options, known)
+    for name, *options, known_difference in CASES:
+        yield case(name, options, known_difference)
 
 
 BESSEL = Known(
@@ -207,101 +207,293 @@ REJECTIONS = (  # kinds and bounds of rollout_rs
 SUMS = f"{ACTOR}loss_agg_mode=seq-mean-token-sum"
 CASES: tuple[tuple[Any, ...], ...] = (
     ("grpo, dual clip 3 by default", None),
-    ("grpo, clip 0.1 and 0.28, c = 1.5", f"{ACTOR}clip_ratio_low=0.1",
-     f"{ACTOR}clip_ratio_high=0.28", f"{ACTOR}clip_ratio_c=1.5", None),
+    (
+        "grpo, clip 0.1 and 0.28, c = 1.5",
+        f"{ACTOR}clip_ratio_low=0.1",
+        f"{ACTOR}clip_ratio_high=0.28",
+        f"{ACTOR}clip_ratio_c=1.5",
+        None,
+    ),
     ("grpo, clip_ratio alone", f"{ACTOR}clip_ratio=0.05", None),
     ("grpo without the deviation", "algorithm.norm_adv_by_std_in_grpo=False", None),
-    ("grpo_vectorized without the deviation", "algorithm.adv_estimator=grpo_vectorized",
-     "algorithm.norm_adv_by_std_in_grpo=False", None),
+    (
+        "grpo_vectorized without the deviation",
+        "algorithm.adv_estimator=grpo_vectorized",
+        "algorithm.norm_adv_by_std_in_grpo=False",
+        None,
+    ),
     ("grpo_vectorized", "algorithm.adv_estimator=grpo_vectorized", None),
-    *((f"aggregation {mode}", f"{ACTOR}loss_agg_mode={mode}", f"{ACTOR}entropy_coeff=0.01",
-       f"{ACTOR}use_kl_loss=True", None)
-      for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
-                   "seq-mean-token-sum-norm")),
-    ("aggregation seq-mean-token-sum-norm, scale 100",
-     f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}loss_scale_factor=100", None),
-    *((name, f"algorithm.adv_estimator={name}", known) for name, known in (
-        ("rloo", None), ("rloo_vectorized", None), ("opo", None), ("remax", None),
-        ("reinforce_plus_plus", BESSEL), ("reinforce_plus_plus_baseline", BESSEL),
-        ("gae", BESSEL), ("gdpo", BY_TOKEN), ("gpg", PG_SCALE))),
-    ("gae, gamma 0.9, lam 0.8, clip 0.2", "algorithm.adv_estimator=gae", "algorithm.gamma=0.9",
-     "algorithm.lam=0.8", "critic.cliprange_value=0.2", BESSEL),
-    *((f"{name}, KL in the reward", f"algorithm.adv_estimator={name}",
-       "algorithm.kl_ctrl.kl_coef=0.05", "algorithm.use_kl_in_reward=True", known)
-      for name, known in (
-        ("grpo", None), ("rloo", None), ("opo", None), ("remax", TO_GO), ("gae", BESSEL),
-        ("reinforce_plus_plus", BESSEL), ("reinforce_plus_plus_baseline", BESSEL))),
-    *((f"KL in the reward, {kind}", "algorithm.use_kl_in_reward=True",
-       f"algorithm.kl_penalty={kind}", "algorithm.kl_ctrl.kl_coef=0.05", None)
-      for kind in ("kl", "mse", "low_var_kl", "k1+", "k3+")),
-    *((f"KL in the loss, {kind}", f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_type={kind}",
-       f"{ACTOR}kl_loss_coef=0.05", THROUGH if "+" in kind else None)
-      for kind in ("kl", "mse", "low_var_kl", "k1+", "k3+")),
+    *(
+        (
+            f"aggregation {mode}",
+            f"{ACTOR}loss_agg_mode={mode}",
+            f"{ACTOR}entropy_coeff=0.01",
+            f"{ACTOR}use_kl_loss=True",
+            None,
+        )
+        for mode in (
+            "token-mean",
+            "seq-mean-token-mean",
+            "seq-mean-token-sum",
+            "seq-mean-token-sum-norm",
+        )
+    ),
+    (
+        "aggregation seq-mean-token-sum-norm, scale 100",
+        f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm",
+        f"{ACTOR}loss_scale_factor=100",
+        None,
+    ),
+    *(
+        (name, f"algorithm.adv_estimator={name}", known_difference)
+        for name, known_difference in (
+            ("rloo", None),
+            ("rloo_vectorized", None),
+            ("opo", None),
+            ("remax", None),
+            ("reinforce_plus_plus", BESSEL),
+            ("reinforce_plus_plus_baseline", BESSEL),
+            ("gae", BESSEL),
+            ("gdpo", BY_TOKEN),
+            ("gpg", PG_SCALE),
+        )
+    ),
+    (
+        "gae, gamma 0.9, lam 0.8, clip 0.2",
+        "algorithm.adv_estimator=gae",
+        "algorithm.gamma=0.9",
+        "algorithm.lam=0.8",
+        "critic.cliprange_value=0.2",
+        BESSEL,
+    ),
+    *(
+        (
+            f"{name}, KL in the reward",
+            f"algorithm.adv_estimator={name}",
+            "algorithm.kl_ctrl.kl_coef=0.05",
+            "algorithm.use_kl_in_reward=True",
+            known_difference,
+        )
+        for name, known_difference in (
+            ("grpo", None),
+            ("rloo", None),
+            ("opo", None),
+            ("remax", TO_GO),
+            ("gae", BESSEL),
+            ("reinforce_plus_plus", BESSEL),
+            ("reinforce_plus_plus_baseline", BESSEL),
+        )
+    ),
+    *(
+        (
+            f"KL in the reward, {kind}",
+            "algorithm.use_kl_in_reward=True",
+            f"algorithm.kl_penalty={kind}",
+            "algorithm.kl_ctrl.kl_coef=0.05",
+            None,
+        )
+        for kind in ("kl", "mse", "low_var_kl", "k1+", "k3+")
+    ),
+    *(
+        (
+            f"KL in the loss, {kind}",
+            f"{ACTOR}use_kl_loss=True",
+            f"{ACTOR}kl_loss_type={kind}",
+            f"{ACTOR}kl_loss_coef=0.05",
+            THROUGH if "+" in kind else None,
+        )
+        for kind in ("kl", "mse", "low_var_kl", "k1+", "k3+")
+    ),
     ("entropy bonus", f"{ACTOR}entropy_coeff=0.02", None),
-    *((f"loss {mode}", f"{ACTOR}policy_loss.loss_mode={mode}", known)
-      for mode, known in (("gspo", None), ("sapo", None), ("geo_mean", None), ("gpg", GPG_LOSS),
-                            ("kl_cov", COVARIANCES), ("clip_cov", COVARIANCES))),
-    ("loss kl_cov of all tokens", f"{ACTOR}policy_loss.loss_mode=kl_cov",
-     f"{ACTOR}policy_loss.kl_cov_ratio=1.0", None),
-    ("loss clip_cov of no token", f"{ACTOR}policy_loss.loss_mode=clip_cov",
-     f"{ACTOR}policy_loss.clip_cov_lb=1000.0", f"{ACTOR}policy_loss.clip_cov_ub=1001.0",
-     f"{ACTOR}clip_ratio_high=0.5", None),
-    ("loss gpg with its advantages", "algorithm.adv_estimator=gpg",
-     f"{ACTOR}policy_loss.loss_mode=gpg", GPG),
+    *(
+        (f"loss {mode}", f"{ACTOR}policy_loss.loss_mode={mode}", known_difference)
+        for mode, known_difference in (
+            ("gspo", None),
+            ("sapo", None),
+            ("geo_mean", None),
+            ("gpg", GPG_LOSS),
+            ("kl_cov", COVARIANCES),
+            ("clip_cov", COVARIANCES),
+        )
+    ),
+    (
+        "loss kl_cov of all tokens",
+        f"{ACTOR}policy_loss.loss_mode=kl_cov",
+        f"{ACTOR}policy_loss.kl_cov_ratio=1.0",
+        None,
+    ),
+    (
+        "loss clip_cov of no token",
+        f"{ACTOR}policy_loss.loss_mode=clip_cov",
+        f"{ACTOR}policy_loss.clip_cov_lb=1000.0",
+        f"{ACTOR}policy_loss.clip_cov_ub=1001.0",
+        f"{ACTOR}clip_ratio_high=0.5",
+        None,
+    ),
+    (
+        "loss gpg with its advantages",
+        "algorithm.adv_estimator=gpg",
+        f"{ACTOR}policy_loss.loss_mode=gpg",
+        GPG,
+    ),
     ("loss cispo", f"{ACTOR}policy_loss.loss_mode=cispo", None),
-    ("loss cispo without a lower bound", f"{ACTOR}policy_loss.loss_mode=cispo",
-     f"{ACTOR}clip_ratio_low=10.0", f"{ACTOR}clip_ratio_high=0.28", None),
-    ("loss gspo, KL and entropy", f"{ACTOR}policy_loss.loss_mode=gspo", f"{ACTOR}use_kl_loss=True",
-     f"{ACTOR}entropy_coeff=0.01", f"{ACTOR}kl_loss_coef=0.05", OTHERS),
-    ("loss gspo, KL and entropy, means of sequences", f"{ACTOR}policy_loss.loss_mode=gspo",
-     f"{ACTOR}use_kl_loss=True", f"{ACTOR}entropy_coeff=0.01", f"{ACTOR}kl_loss_coef=0.05",
-     f"{ACTOR}loss_agg_mode=seq-mean-token-mean", None),
-    ("loss sapo, gates 0.7 and 1.4", f"{ACTOR}policy_loss.loss_mode=sapo", f"{ACTOR}tau_pos=0.7",
-     f"{ACTOR}tau_neg=1.4", None),
-    ("loss kl_cov of a tenth, coefficient 0.5", f"{ACTOR}policy_loss.loss_mode=kl_cov",
-     f"{ACTOR}policy_loss.kl_cov_ratio=0.1", f"{ACTOR}policy_loss.ppo_kl_coef=0.5", COVARIANCES),
-    *((f"{name}: rollout_is {level}, {bound}", *options, f"{CORRECTION}rollout_is={level}",
-       f"{CORRECTION}rollout_is_threshold={bound}", known)
-      for level in ("token", "sequence") for bound in ("1.1", "0.8_1.2")
-      for name, known, *options in (
-          ("grpo", None, f"{ACTOR}use_kl_loss=True"),
-          ("gspo", None, f"{ACTOR}policy_loss.loss_mode=gspo"),
-          ("geo_mean", GEOMETRIC if level == "token" else None,
-           f"{ACTOR}policy_loss.loss_mode=geo_mean"))),
-    *((f"rollout_rs seq_mean_k1, {bound}, {mode}", f"{CORRECTION}rollout_rs=seq_mean_k1",
-       f"{CORRECTION}rollout_rs_threshold={bound}", f"{ACTOR}loss_agg_mode={mode}",
-       REJECTED if mode == "token-mean" else None)
-      for bound in ("0.95_1.2", "1.05")
-      for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")),
-    *((f"rollout_rs {kind}, {bound}; {name}", f"{CORRECTION}rollout_rs={kind}",
-       f"{CORRECTION}rollout_rs_threshold={bound}", SUMS, *options, None)
-      for kind, bound in REJECTIONS
-      for name, *options in (
-          ("alone",), ("rollout_is token", f"{CORRECTION}rollout_is=token",
-                       f"{CORRECTION}rollout_is_threshold=1.1"))),
-    *((f"rollout_is {level}, {bound}, batch_normalize; rollout_rs {kind}",
-       f"{CORRECTION}rollout_is={level}", f"{CORRECTION}rollout_is_threshold={bound}",
-       f"{CORRECTION}rollout_is_batch_normalize=True", f"{CORRECTION}rollout_rs={kind}",
-       f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None)
-      for level in ("token", "sequence") for bound in ("1.1", "0.8_1.2")
-      for kind in ("token_k1", "seq_mean_k1")),
-    ("rollout_is sequence, rollout_rs token_k1", f"{CORRECTION}rollout_is=sequence",
-     f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None),
-    ("rollout_is token 0.8_1.2, rollout_rs seq_mean_k1", f"{CORRECTION}rollout_is=token",
-     f"{CORRECTION}rollout_is_threshold=0.8_1.2", f"{CORRECTION}rollout_rs=seq_mean_k1",
-     f"{CORRECTION}rollout_rs_threshold=0.95_1.2", SUMS, None),
-    ("rollout_is token, rollout_rs seq_mean_k1, token-mean", f"{CORRECTION}rollout_is=token",
-     f"{CORRECTION}rollout_rs=seq_mean_k1", f"{CORRECTION}rollout_rs_threshold=0.95_1.2",
-     REJECTED),
-    ("rollout_rs seq_mean_k1, KL in the loss", f"{CORRECTION}rollout_rs=seq_mean_k1",
-     f"{CORRECTION}rollout_rs_threshold=0.95_1.2", SUMS, f"{ACTOR}use_kl_loss=True", REJECTED),
-    ("rollout_rs token_k1, means of sequences", f"{CORRECTION}rollout_rs=token_k1",
-     f"{CORRECTION}rollout_rs_threshold=0.9_1.2", f"{ACTOR}loss_agg_mode=seq-mean-token-mean",
-     REJECTED),
+    (
+        "loss cispo without a lower bound",
+        f"{ACTOR}policy_loss.loss_mode=cispo",
+        f"{ACTOR}clip_ratio_low=10.0",
+        f"{ACTOR}clip_ratio_high=0.28",
+        None,
+    ),
+    (
+        "loss gspo, KL and entropy",
+        f"{ACTOR}policy_loss.loss_mode=gspo",
+        f"{ACTOR}use_kl_loss=True",
+        f"{ACTOR}entropy_coeff=0.01",
+        f"{ACTOR}kl_loss_coef=0.05",
+        OTHERS,
+    ),
+    (
+        "loss gspo, KL and entropy, means of sequences",
+        f"{ACTOR}policy_loss.loss_mode=gspo",
+        f"{ACTOR}use_kl_loss=True",
+        f"{ACTOR}entropy_coeff=0.01",
+        f"{ACTOR}kl_loss_coef=0.05",
+        f"{ACTOR}loss_agg_mode=seq-mean-token-mean",
+        None,
+    ),
+    (
+        "loss sapo, gates 0.7 and 1.4",
+        f"{ACTOR}policy_loss.loss_mode=sapo",
+        f"{ACTOR}tau_pos=0.7",
+        f"{ACTOR}tau_neg=1.4",
+        None,
+    ),
+    (
+        "loss kl_cov of a tenth, coefficient 0.5",
+        f"{ACTOR}policy_loss.loss_mode=kl_cov",
+        f"{ACTOR}policy_loss.kl_cov_ratio=0.1",
+        f"{ACTOR}policy_loss.ppo_kl_coef=0.5",
+        COVARIANCES,
+    ),
+    *(
+        (
+            f"{name}: rollout_is {level}, {bound}",
+            *options,
+            f"{CORRECTION}rollout_is={level}",
+            f"{CORRECTION}rollout_is_threshold={bound}",
+            known_difference,
+        )
+        for level in ("token", "sequence")
+        for bound in ("1.1", "0.8_1.2")
+        for name, known_difference, *options in (
+            ("grpo", None, f"{ACTOR}use_kl_loss=True"),
+            ("gspo", None, f"{ACTOR}policy_loss.loss_mode=gspo"),
+            (
+                "geo_mean",
+                GEOMETRIC if level == "token" else None,
+                f"{ACTOR}policy_loss.loss_mode=geo_mean",
+            ),
+        )
+    ),
+    *(
+        (
+            f"rollout_rs seq_mean_k1, {bound}, {mode}",
+            f"{CORRECTION}rollout_rs=seq_mean_k1",
+            f"{CORRECTION}rollout_rs_threshold={bound}",
+            f"{ACTOR}loss_agg_mode={mode}",
+            REJECTED if mode == "token-mean" else None,
+        )
+        for bound in ("0.95_1.2", "1.05")
+        for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+    ),
+    *(
+        (
+            f"rollout_rs {kind}, {bound}; {name}",
+            f"{CORRECTION}rollout_rs={kind}",
+            f"{CORRECTION}rollout_rs_threshold={bound}",
+            SUMS,
+            *options,
+            None,
+        )
+        for kind, bound in REJECTIONS
+        for name, *options in (
+            ("alone",),
+            (
+                "rollout_is token",
+                f"{CORRECTION}rollout_is=token",
+                f"{CORRECTION}rollout_is_threshold=1.1",
+            ),
+        )
+    ),
+    *(
+        (
+            f"rollout_is {level}, {bound}, batch_normalize; rollout_rs {kind}",
+            f"{CORRECTION}rollout_is={level}",
+            f"{CORRECTION}rollout_is_threshold={bound}",
+            f"{CORRECTION}rollout_is_batch_normalize=True",
+            f"{CORRECTION}rollout_rs={kind}",
+            f"{CORRECTION}rollout_rs_threshold=0.9_1.2",
+            SUMS,
+            None,
+        )
+        for level in ("token", "sequence")
+        for bound in ("1.1", "0.8_1.2")
+        for kind in ("token_k1", "seq_mean_k1")
+    ),
+    (
+        "rollout_is sequence, rollout_rs token_k1",
+        f"{CORRECTION}rollout_is=sequence",
+        f"{CORRECTION}rollout_rs=token_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.9_1.2",
+        SUMS,
+        None,
+    ),
+    (
+        "rollout_is token 0.8_1.2, rollout_rs seq_mean_k1",
+        f"{CORRECTION}rollout_is=token",
+        f"{CORRECTION}rollout_is_threshold=0.8_1.2",
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.95_1.2",
+        SUMS,
+        None,
+    ),
+    (
+        "rollout_is token, rollout_rs seq_mean_k1, token-mean",
+        f"{CORRECTION}rollout_is=token",
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.95_1.2",
+        REJECTED,
+    ),
+    (
+        "rollout_rs seq_mean_k1, KL in the loss",
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.95_1.2",
+        SUMS,
+        f"{ACTOR}use_kl_loss=True",
+        REJECTED,
+    ),
+    (
+        "rollout_rs token_k1, means of sequences",
+        f"{CORRECTION}rollout_rs=token_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.9_1.2",
+        f"{ACTOR}loss_agg_mode=seq-mean-token-mean",
+        REJECTED,
+    ),
     ("bypass_mode", f"{CORRECTION}bypass_mode=True", None),
-    *((f"bypass_mode, rollout_rs {kind}, {bound}", f"{CORRECTION}bypass_mode=True",
-       f"{CORRECTION}rollout_is=token", f"{CORRECTION}rollout_rs={kind}",
-       f"{CORRECTION}rollout_rs_threshold={bound}", f"{ACTOR}use_kl_loss=True", None)
-      for kind, bound in (("seq_mean_k3", "0.05"), ("token_k1", "0.8_1.3"),
-                          ("token_k1,seq_max_k2", "0.6_1.6,0.3"))),
-)  # fmt: skip
+    *(
+        (
+            f"bypass_mode, rollout_rs {kind}, {bound}",
+            f"{CORRECTION}bypass_mode=True",
+            f"{CORRECTION}rollout_is=token",
+            f"{CORRECTION}rollout_rs={kind}",
+            f"{CORRECTION}rollout_rs_threshold={bound}",
+            f"{ACTOR}use_kl_loss=True",
+            None,
+        )
+        for kind, bound in (
+            ("seq_mean_k3", "0.05"),
+            ("token_k1", "0.8_1.3"),
+            ("token_k1,seq_max_k2", "0.6_1.6,0.3"),
+        )
+    ),
+)

@@ -62,7 +62,7 @@ class Trained:
         statements(folder / "workers" / "config" / "optimizer.py", "def build_optimizer")(
             self.space)  # fmt: skip
         config = folder / "trainer" / "config"
-        self.given = yaml.safe_load((config / "optim" / "fsdp.yaml").read_text("utf-8"))
+        self.defaults = yaml.safe_load((config / "optim" / "fsdp.yaml").read_text("utf-8"))
         self.actor = yaml.safe_load((config / "actor" / "actor.yaml").read_text("utf-8"))["optim"]
 
     def config(self, words: tuple[str, ...], count: int = -1) -> Any:
@@ -70,7 +70,7 @@ class Trained:
         stated = {name.split("optim.")[-1]: read(value) for name, value in
                   (word.split("=", 1) for word in words[1:]) if "optim." in name}  # fmt: skip
         of_role = self.actor if words[0] == "ppo" else {}
-        table = self.given | of_role | stated | {"total_training_steps": count, "lr": RATE}
+        table = self.defaults | of_role | stated | {"total_training_steps": count, "lr": RATE}
         return SimpleNamespace(**table)
 
     def rates(self, words: tuple[str, ...], count: int) -> list[float]:
@@ -93,11 +93,15 @@ def cases(checkout: Path) -> Iterator[Rates | Optimizes]:
     peer = Trained(checkout)
     programs = ("ppo", (*BASE, *STEP), f"{ACTOR}optim."), ("sft", SFT, "optim.")
     for program, base, prefix in programs:
-        for name, options, known in SCHEDULES:
+        for name, options, known_difference in SCHEDULES:
             words = (*base, *(f"{prefix}{key}={value}" for key, value in options.items()))
-            one = program == "sft" and (known is None or "four updates" in known.why)
+            is_same = program == "sft" and (
+                known_difference is None or "four updates" in known_difference.why
+            )
             yield Rates(f"{program}, {name}", words, partial(peer.rates, words),
-                        None if one else known, in_steps=True)  # fmt: skip
-        for name, options, known in OPTIMIZERS:
+                        None if is_same else known_difference, in_steps=True)  # fmt: skip
+        for name, options, known_difference in OPTIMIZERS:
             words = (*base, *(f"{prefix}{key}={value}" for key, value in options.items()))
-            yield Optimizes(f"{program}, {name}", words, partial(peer.optimizer, words), known)
+            yield Optimizes(
+                f"{program}, {name}", words, partial(peer.optimizer, words), known_difference
+            )

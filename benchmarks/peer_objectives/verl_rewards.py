@@ -23,15 +23,15 @@ def cases(checkout: Path) -> Iterator[Scored]:
     """Those that a data set's name chooses, and the punishment."""
     Verl(checkout)  # makes its files importable
     score: Any = import_module("verl.utils.reward_score").default_compute_score
-    for source, file, added, answers, differing, told in SOURCES:
+    for source, file, added, answers, differing, note in SOURCES:
 
         def peer(answer: Answer, source: str = source, added: float = added) -> float:
-            found = score(source, answer.text, answer.reference)
-            return (found["score"] if isinstance(found, dict) else found) + added
+            their_score = score(source, answer.text, answer.reference)
+            return (their_score["score"] if isinstance(their_score, dict) else their_score) + added
 
         words = [*BASE, f"data.train_files={file}"]
         name = f"{source}, plus {added:g}" if added else source
-        yield Scored(name, words, peer, answers, differing, told)
+        yield Scored(name, words, peer, answers, differing, note)
     yield from _overlong(checkout)
 
 
@@ -45,8 +45,8 @@ def _overlong(checkout: Path) -> Iterator[Scored]:
 
         def peer(answer: Answer, longest: int = longest, factor: float = factor) -> float:
             config = SimpleNamespace(enable=True, len=20, penalty_factor=factor, log=False)
-            given = SimpleNamespace(overlong_buffer_cfg=config, max_resp_len=longest)
-            space = {"self": given, "valid_response_length": answer.tokens,
+            manager = SimpleNamespace(overlong_buffer_cfg=config, max_resp_len=longest)
+            space = {"self": manager, "valid_response_length": answer.tokens,
                      "reward": float(answer.text)}  # fmt: skip
             run(space)
             return space["reward"]

@@ -19,11 +19,11 @@ def cases(checkout: Path) -> Iterator[Adapts]:
     def coefficients(kind: str, steps: Sequence[Samples]) -> Any:
         """Those of apply_kl_penalty."""
         controller, values = peer.core.AdaptiveKLController(0.05, 0.3, 1000), []
-        for one in steps:
+        for batch in steps:
             values.append(controller.value)
-            old, ref = one.padded(one.old), one.padded(one.ref)
+            old, ref = batch.padded(batch.old), batch.padded(batch.ref)
             kl = peer.core.kl_penalty(old, ref, kl_penalty=kind)
-            controller.update(responses(one, kl), len(one))
+            controller.update(responses(batch, kl), len(batch))
         return np.array(values)
 
     place = "algorithm.kl_ctrl."
@@ -32,6 +32,6 @@ def cases(checkout: Path) -> Iterator[Adapts]:
                  f"{place}target_kl=0.3", f"{place}horizon=1000", f"{place}kl_coef=0.05",
                  "algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={kind}")  # fmt: skip
         for name, samples in (("", near), (", responses of one length", alike)):
-            known = None if kind == "kl" and name else MEANS
+            known_difference = None if kind == "kl" and name else MEANS
             yield Adapts(f"adaptive kl_ctrl, {kind}{name}", words, partial(coefficients, kind),
-                         samples, known)  # fmt: skip
+                         samples, known_difference)  # fmt: skip

@@ -30,13 +30,13 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
     """All that is compared, and what is lost."""
     yield Case("sft", WORDS, of_sft(checkout), written, ours=sft_outcome)
     peer = Distillation(checkout)
-    for name, options, draw, known in CASES:
+    for name, options, draw, known_difference in CASES:
         words = (*TAUGHT, *(f"{LOSS}{option}" for option in options))
 
         def taught(samples: Samples, words: tuple[str, ...] = words) -> Outcome:
             return peer.outcome(words, samples)
 
-        yield Case(f"distillation, {name}", words, taught, draw, known)
+        yield Case(f"distillation, {name}", words, taught, draw, known_difference)
     for name, value in (("loss_mode", "k3"), ("loss_mode", "forward_kl_topk"),
                         ("use_policy_gradient", False)):  # fmt: skip
         words = (*TAUGHT, f"{LOSS}{name}={value}")
@@ -127,8 +127,8 @@ class Distillation:
         config.global_batch_info.update(
             dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=len(samples),
             loss_scale_factor=config.loss_scale_factor)  # fmt: skip
-        given = SimpleNamespace(distillation_loss=loss)
-        total, _ = self.loss(config, given, {"log_probs": leaf}, data)
+        config_stub = SimpleNamespace(distillation_loss=loss)
+        total, _ = self.loss(config, config_stub, {"log_probs": leaf}, data)
         zeros = torch.zeros_like(leaf)
         leaves = {"logprobs": leaf, "entropy": zeros, "values": zeros}
         return outcome_of(total, leaves, samples)

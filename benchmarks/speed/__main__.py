@@ -76,16 +76,16 @@ def main() -> None:
     """Make the work, let the sides compete, print."""
     args = arguments()
     work = WORKS[args.work]
-    with tempfile.TemporaryDirectory(prefix="postgrad-speed-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="postgrad-speed-") as temporary:
+        folder = Path(temporary)
         make(folder, args.data, args.model, work.vocabulary)
-        found = compete(contestants(args), folder, rounds=args.rounds, equal=work.equal)
+        side_results = compete(contestants(args), folder, rounds=args.rounds, equal=work.equal)
     result = {
         "command": shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]]),
         "model": args.model,
         "threads": args.threads,
         "machine": machine(),
-        **report(found, OURS, args.against),
+        **report(side_results, OURS, args.against),
     }
     print(measured_on(result["machine"], args.threads))
     print(table(result))

@@ -59,9 +59,9 @@ class Results:
     versions: Mapping[str, str]
     rounds: list[Measured] = field(default_factory=list[Measured])
 
-    def median(self, what: str) -> float:
+    def median(self, quantity: str) -> float:
         """Of "seconds", "cpu_seconds" or "peak_bytes"."""
-        return statistics.median(getattr(one, what) for one in self.rounds)
+        return statistics.median(getattr(measurement, quantity) for measurement in self.rounds)
 
 
 class Child:
@@ -117,9 +117,9 @@ class Child:
 def check_equal(measured: Mapping[str, Mapping[str, int]], equal: Sequence[str]) -> None:
     """No ratio is bought by doing less: raises Refused where counts of `equal` differ or lack."""
     for key in equal:
-        found = {name: counts.get(key) for name, counts in measured.items()}
-        if None in found.values() or len(set(found.values())) > 1:
-            raise Refused(f"{key} must be the same on all sides, and is {found}")
+        values = {name: counts.get(key) for name, counts in measured.items()}
+        if None in values.values() or len(set(values.values())) > 1:
+            raise Refused(f"{key} must be the same on all sides, and is {values}")
 
 
 def compete(
@@ -138,7 +138,7 @@ def compete(
             for name, measured in together(children, number, equal).items():
                 results[name].rounds.append(measured)
             print(f"round {number} of {rounds}", file=sys.stderr)
-        return [one for one in results.values() if one.rounds]
+        return [side_result for side_result in results.values() if side_result.rounds]
     finally:
         for child in children:
             child.__exit__()
@@ -147,7 +147,7 @@ def compete(
 def together(children: Sequence[Child], number: int, equal: Sequence[str]) -> dict[str, Measured]:
     """One round of everybody, one after the other."""
     measured = {child.contestant.name: child.round(number) for child in children}
-    check_equal({name: one.counts for name, one in measured.items()}, equal)
+    check_equal({name: measurement.counts for name, measurement in measured.items()}, equal)
     return measured
 
 
@@ -162,8 +162,8 @@ def drop_far_behind(children: list[Child], equal: Sequence[str]) -> list[Child]:
         best[side] = min(cpu, best.get(side, cpu))
     kept: list[Child] = []
     for child in children:
-        own = trial[child.contestant.name].cpu_seconds
-        if own > FAR_BEHIND * best[child.contestant.side]:
+        own_seconds = trial[child.contestant.name].cpu_seconds
+        if own_seconds > FAR_BEHIND * best[child.contestant.side]:
             print(f"{child.contestant.name} is far behind and ends here", file=sys.stderr)
             child.__exit__()
         else:
@@ -173,17 +173,18 @@ def drop_far_behind(children: list[Child], equal: Sequence[str]) -> list[Child]:
 
 def fastest(results: Sequence[Results], side: str) -> Results:
     """The side at its best precision, by the median of CPU time: the clock is others' too."""
-    own = [one for one in results if one.contestant.side == side]
-    return min(own, key=lambda one: one.median("cpu_seconds"))
+    own_results = [side_result for side_result in results if side_result.contestant.side == side]
+    return min(own_results, key=lambda side_result: side_result.median("cpu_seconds"))
 
 
-def ratio(ours: Results, theirs: Results, what: str) -> dict[str, float]:
+def ratio(ours: Results, theirs: Results, quantity: str) -> dict[str, float]:
     """Theirs over ours: of the medians, and the least and the most that one pair of rounds gave."""
     pairs = [
-        getattr(b, what) / getattr(a, what) for a, b in zip(ours.rounds, theirs.rounds, strict=True)
+        getattr(b, quantity) / getattr(a, quantity)
+        for a, b in zip(ours.rounds, theirs.rounds, strict=True)
     ]
     return {
-        "of_medians": theirs.median(what) / ours.median(what),
+        "of_medians": theirs.median(quantity) / ours.median(quantity),
         "min": min(pairs),
         "max": max(pairs),
     }

@@ -65,37 +65,37 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def report(results: Sequence[Results], ours: str, theirs: str) -> dict[str, Any]:
     """Every round, the spreads, and the ratios of the best of `theirs` over the best of `ours`."""
-    mine, peer = fastest(results, ours), fastest(results, theirs)
+    our_results, their_results = fastest(results, ours), fastest(results, theirs)
     return {
         "sides": {
-            one.contestant.name: {
-                "versions": dict(one.versions),
-                "options": asdict(one.contestant.options),
-                "counts": dict(one.rounds[0].counts),
-                **{m: spread([getattr(r, m) for r in one.rounds]) for m in MEASURES},
-                "rounds": [asdict(r) for r in one.rounds],
+            side_result.contestant.name: {
+                "versions": dict(side_result.versions),
+                "options": asdict(side_result.contestant.options),
+                "counts": dict(side_result.rounds[0].counts),
+                **{m: spread([getattr(r, m) for r in side_result.rounds]) for m in MEASURES},
+                "rounds": [asdict(r) for r in side_result.rounds],
             }
-            for one in results
+            for side_result in results
         },
-        "compared": [mine.contestant.name, peer.contestant.name],
-        "ratio": {m: ratio(mine, peer, m) for m in MEASURES},
+        "compared": [our_results.contestant.name, their_results.contestant.name],
+        "ratio": {m: ratio(our_results, their_results, m) for m in MEASURES},
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> str:
     """The report in a few lines of text."""
     head = f"{'':24}{'wall s':>22}{'CPU s':>22}{'peak MiB':>12}  {'work'}"
     lines = [head]
-    for name, side in found["sides"].items():
+    for name, side in summary["sides"].items():
         mib = side["peak_bytes"]["median"] / 2**20
         counts = ", ".join(f"{v} {k.replace('_', ' ')}" for k, v in side["counts"].items())
         times = "".join(f"{_span(side[m]):>22}" for m in ("seconds", "cpu_seconds"))
         lines.append(f"{name:24}{times}{mib:>12.0f}  {counts}")
-    mine, peer = found["compared"]
+    our_name, their_name = summary["compared"]
     for measure, name in (("seconds", "wall"), ("cpu_seconds", "CPU"), ("peak_bytes", "memory")):
-        of = found["ratio"][measure]
+        of = summary["ratio"][measure]
         lines.append(
-            f"{name:>8}: {peer} / {mine} = {of['of_medians']:.2f} "
+            f"{name:>8}: {their_name} / {our_name} = {of['of_medians']:.2f} "
             f"({of['min']:.2f} to {of['max']:.2f})"
         )
     return "\n".join(lines)

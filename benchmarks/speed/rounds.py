@@ -70,10 +70,10 @@ class Fastest:
 
     def _choose(self) -> Callable[[], Counts]:
         for name, make in self._ways.items() if len(self._ways) > 1 else ():
-            one = make()
-            one()
+            candidate = make()
+            candidate()
             began = time.process_time()
-            one()
+            candidate()
             self.seconds[name] = time.process_time() - began
         self.chosen = min(self._ways, key=lambda name: self.seconds.get(name, 0.0))
         return self._ways[self.chosen]()

@@ -24,15 +24,16 @@ def write_tokens(folder: Path) -> None:
     pairs = load_pairs(PairSettings(path=str(folder / "pairs.jsonl"), **PAIRS), tokenizer).all()
     answered = DataSettings(path=str(folder / "questions.jsonl"), **CONVERSATIONS)
     conversations = load_conversations(answered, tokenizer).all()
-    found = {
+    token_lists = {
         "pairs": [[pair.chosen.tolist(), pair.rejected.tolist()] for pair in pairs],
         "conversations": [
-            [one.token_ids.tolist(), one.loss_mask.tolist()] for one in conversations
+            [conversation.token_ids.tolist(), conversation.loss_mask.tolist()]
+            for conversation in conversations
         ],
     }
-    (folder / "tokens.json").write_text(json.dumps(found), "utf-8")
+    (folder / "tokens.json").write_text(json.dumps(token_lists), "utf-8")
 
 
-def read_tokens(folder: Path, what: str) -> Any:
+def read_tokens(folder: Path, kind: str) -> Any:
     """ "pairs" or "conversations"."""
-    return json.loads((folder / "tokens.json").read_text("utf-8"))[what]
+    return json.loads((folder / "tokens.json").read_text("utf-8"))[kind]

@@ -27,11 +27,11 @@ PACKAGES = ("postgrad", "torch", "transformers", "trl", "accelerate", "vllm", "v
 
 def versions() -> dict[str, str]:
     """Python and those of PACKAGES that are installed here."""
-    found = {"python": sys.version.split()[0]}
+    versions_found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions_found[name] = version(name)
+    return versions_found
 
 
 def family() -> list[psutil.Process]:
@@ -66,13 +66,17 @@ def peak_bytes() -> int:
     if torch := cuda():
         return torch.cuda.max_memory_allocated()
     total = 0
-    own = ours.most if (ours := resident()) else 0  # the kernel's peak begins anew at each phase
+    own_peak = (
+        ours.most if (ours := resident()) else 0
+    )  # the kernel's peak begins anew at each phase
     for process in family():
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{process.pid}/status").read_text("utf-8").splitlines():
                 if line.startswith("VmHWM:"):
-                    found = int(line.split()[1]) * 1024
-                    total += max(found, own) if process.pid == os.getpid() else found
+                    process_peak = int(line.split()[1]) * 1024
+                    total += (
+                        max(process_peak, own_peak) if process.pid == os.getpid() else process_peak
+                    )
     return total
 
 

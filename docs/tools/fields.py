@@ -47,16 +47,18 @@ def keys(settings: type[Settings]) -> Iterator[Key]:
 def tables(settings: type[Settings]) -> Iterator[tuple[str, type[Settings], bool]]:
     """(name, settings, whether there may be several) of each table within a table."""
     for name, field in settings.model_fields.items():
-        found, several = table_of(field.annotation)
-        if found:
-            yield name, found, several
+        table, several = table_of(field.annotation)
+        if table:
+            yield name, table, several
 
 
 def table_of(annotation: Any) -> tuple[type[Settings] | None, bool]:
     """The settings that a field holds, if it does, and whether it holds a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation, False
-    inner = [one for one in get_args(annotation) if one not in (type(None), Ellipsis)]
+    inner = [
+        argument for argument in get_args(annotation) if argument not in (type(None), Ellipsis)
+    ]
     if get_origin(annotation) in (tuple, types.UnionType, Union) and len(inner) == 1:
         return table_of(inner[0])[0], get_origin(annotation) is tuple
     return None, False
@@ -75,12 +77,18 @@ def words(annotation: Any) -> str:
     if origin is typing.Annotated:
         return " ".join([words(inner[0]), *_limits(inner[1:])])
     if origin is Literal:
-        return " or ".join(f'`"{one}"`' for one in inner)
+        return " or ".join(f'`"{inner_type}"`' for inner_type in inner)
     if origin in (types.UnionType, Union):
-        return " or ".join(words(one) for one in inner if one is not type(None))
+        return " or ".join(
+            words(inner_type) for inner_type in inner if inner_type is not type(None)
+        )
     if origin is tuple:
-        one = [part for part in inner if part is not Ellipsis]
-        return f"list of {words(one[0])}" if Ellipsis in inner else f"{len(one)} × {words(one[0])}"
+        members = [part for part in inner if part is not Ellipsis]
+        return (
+            f"list of {words(members[0])}"
+            if Ellipsis in inner
+            else f"{len(members)} × {words(members[0])}"
+        )
     if origin is dict or annotation is dict:
         return "table"
     return "anything"
@@ -88,13 +96,13 @@ def words(annotation: Any) -> str:
 
 def _limits(metadata: Any) -> list[str]:
     flat: list[Any] = []
-    for one in metadata:  # Annotated[int, Field(ge=2)] has them one level down
-        flat.extend(one.metadata if isinstance(one, FieldInfo) else [one])
+    for constraint in metadata:  # Annotated[int, Field(ge=2)] has them one level down
+        flat.extend(constraint.metadata if isinstance(constraint, FieldInfo) else [constraint])
     return [
-        f"{sign} {getattr(one, name):g}"
-        for one in flat
+        f"{sign} {getattr(constraint, name):g}"
+        for constraint in flat
         for kind, (name, sign) in SIGNS.items()
-        if isinstance(one, kind)
+        if isinstance(constraint, kind)
     ]
 
 
@@ -115,7 +123,7 @@ def written(value: Any) -> str:
     if isinstance(value, str):
         return f'`"{value}"`' if len(value) < LONGEST else "a text of its own"
     if isinstance(value, tuple):
-        return f"`[{', '.join(written(one).strip('`') for one in value)}]`"
+        return f"`[{', '.join(written(entry).strip('`') for entry in value)}]`"
     if isinstance(value, dict):
         return "`{}`" if not value else f"`{value}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
@@ -123,18 +131,18 @@ def written(value: Any) -> str:
 
 def comments(settings: type[Settings]) -> dict[str, str]:
     """Field -> the comment beside it, or in the lines above it, as the source has it."""
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
         if issubclass(kind, Settings) and kind is not Settings:
-            found.update(_own_comments(textwrap.dedent(inspect.getsource(kind))))
-    return found
+            notes.update(_own_comments(textwrap.dedent(inspect.getsource(kind))))
+    return notes
 
 
 def _own_comments(source: str) -> dict[str, str]:
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     lines = source.splitlines()
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             beside = [_comment(line) for line in lines[node.lineno - 1 : node.end_lineno]]
@@ -143,8 +151,8 @@ def _own_comments(source: str) -> dict[str, str]:
             while at >= 0 and lines[at].lstrip().startswith("# "):
                 above.insert(0, lines[at].strip().removeprefix("# "))
                 at -= 1
-            found[node.target.id] = " ".join(one for one in [*above, *beside] if one)
-    return found
+            notes[node.target.id] = " ".join(comment for comment in [*above, *beside] if comment)
+    return notes
 
 
 def _comment(line: str) -> str:
@@ -159,7 +167,7 @@ def prose(settings: type[Settings]) -> str:
     return re.sub(rf"(?<![\w`.])({names})(?=: |, (?:{names}): )", r"`\1`", text)
 
 
-def said(settings: type[Settings]) -> str:
+def docstrings_of(settings: type[Settings]) -> str:
     """All that the docstrings of a class and its bases say, to look for keys in."""
     return "\n".join(
         kind.__doc__ or ""

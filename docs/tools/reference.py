@@ -65,11 +65,13 @@ def recipe_page() -> str:
     described: dict[frozenset[type[Settings]], str] = {}
     repeated: set[str] = set()  # tables with the keys of another one, and all that is in them
     for place, kinds in places.items():
-        known = described.setdefault(frozenset(kinds.values()), place)
+        place_described = described.setdefault(frozenset(kinds.values()), place)
         above = place.rpartition(".")[0]
         if above not in repeated:
-            parts.append(_section(place, kinds, None if known == place else known))
-        if known != place:
+            parts.append(
+                _section(place, kinds, None if place_described == place else place_described)
+            )
+        if place_described != place:
             repeated.add(place)
     registries = (
         ("[algorithm]", {name: algorithm_class(name) for name in ALGORITHMS}, _algorithm_link),
@@ -83,8 +85,8 @@ def recipe_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _resolved(registry: dict[str, str], what: str) -> dict[str, type[Settings]]:
-    return {name: resolve(name, registry, what) for name in registry}
+def _resolved(registry: dict[str, str], registry_name: str) -> dict[str, type[Settings]]:
+    return {name: resolve(name, registry, registry_name) for name in registry}
 
 
 def _algorithm_link(name: str) -> str:
@@ -120,8 +122,8 @@ def _section(place: str, kinds: dict[str, type[Settings]], same_as: str | None) 
         like = same_as.replace("[]", "")
         return f"## {title}\n\n{only}The keys of `[{like}]`."
     if not name:
-        known = " or ".join(f'`"{job}"`' for job in JOBS)
-        rows = [*_header(False), f"| `job` | {known} | | which loop runs |"]
+        job_choices = " or ".join(f'`"{job}"`' for job in JOBS)
+        rows = [*_header(False), f"| `job` | {job_choices} | | which loop runs |"]
         shared = [key for key in keys(unlike[0]) if key.name not in ("job", "algorithm")]
         return f"## {title}\n\n" + "\n".join([*rows, *_rows(shared)])
     texts = [prose(kind) for kind in unlike]
@@ -150,8 +152,8 @@ def _header(with_jobs: bool) -> list[str]:
     return ["| key | what | default | meaning |", "|---|---|---|---|"]
 
 
-def _rows(found: Iterable[Key]) -> list[str]:
-    return [_row(key, None) for key in found]
+def _rows(found_keys: Iterable[Key]) -> list[str]:
+    return [_row(key, None) for key in found_keys]
 
 
 def _row(key: Key, jobs: str | None) -> str:
@@ -165,15 +167,17 @@ def _escaped(cell: str) -> str:
 
 def commands_page() -> str:
     """Every command of the parsers with its words and flags."""
-    return "\n\n".join([COMMANDS_HEAD, *(_command(*one) for one in commands().items())]) + "\n"
+    return (
+        "\n\n".join([COMMANDS_HEAD, *(_command(*command) for command in commands().items())]) + "\n"
+    )
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Name -> its parser, in the order of the help."""
-    (found,) = [
+    (subparsers,) = [
         a for a in all_commands().parser._actions if isinstance(a, argparse._SubParsersAction)
     ]  # pyright: ignore
-    return dict(found.choices)
+    return dict(subparsers.choices)
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> str:

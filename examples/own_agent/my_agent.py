@@ -38,7 +38,7 @@ def lessons(size: int, seed: int) -> Iterator[dict[str, Any]]:
     for row in rows(size, seed):
         dice, messages = random.Random(row["question"]), [INSTRUCTIONS]
         for digit in row["digits"]:
-            said = (digit + 1) % 10 if dice.random() < 2 / 3 else dice.randrange(10)
+            answer = (digit + 1) % 10 if dice.random() < 2 / 3 else dice.randrange(10)
             messages.append({"role": "user", "content": str(digit)})
-            messages.append({"role": "assistant", "content": str(said)})
+            messages.append({"role": "assistant", "content": str(answer)})
         yield {"messages": messages}

@@ -46,9 +46,9 @@ def lessons(size: int, seed: int) -> Iterator[dict[str, Any]]:
     for row in rows(size, seed):
         messages = [{"role": "user", "content": row["question"]}]
         for number in range(row["start"], -1, -1):
-            said = number if dice.random() < 0.75 else dice.randrange(10)
-            messages.append({"role": "assistant", "content": str(said)})
-            if said != number:
+            guess = number if dice.random() < 0.75 else dice.randrange(10)
+            messages.append({"role": "assistant", "content": str(guess)})
+            if guess != number:
                 break
             messages.append({"role": "user", "content": "next"})
         yield {"messages": messages[: -1 if messages[-1]["role"] == "user" else None]}

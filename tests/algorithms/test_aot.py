@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.layouts import split, total, whole
+from helpers.layouts import split, total, undivided
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -29,12 +29,16 @@ def drawn(seed: int, empty: bool = False) -> tuple[Sequences, np.ndarray, np.nda
     return Sequences(tokens, mask, group), logprobs, ref.astype(np.float32)
 
 
-def made(name: str, sequences: Sequences, ref: np.ndarray, own: list[np.ndarray], **knobs: Any):
+def prepare(
+    name: str, sequences: Sequences, ref: np.ndarray, own_logprobs: list[np.ndarray], **knobs: Any
+):
     algorithm: Any = algorithm_class(name)(**knobs)
     labels = np.arange(len(sequences)) % 2 == 0
     experience = algorithm.experience(sequences, labels, sequences.tokens.like(ref), None)
-    assert len(own) == len(algorithm.needs().own_temperatures)
-    return algorithm, algorithm.with_own(experience, [sequences.tokens.like(o) for o in own])
+    assert len(own_logprobs) == len(algorithm.needs().own_temperatures)
+    return algorithm, algorithm.with_own(
+        experience, [sequences.tokens.like(o) for o in own_logprobs]
+    )
 
 
 def answer_sums(sequences: Sequences, values: np.ndarray) -> list[float]:
@@ -57,7 +61,7 @@ def sorted_loss(policy: list[float], ref: list[float], *, paired: bool, beta: fl
 @given(st.booleans(), st.integers(0, 50))
 def test_aot_compares_what_has_the_same_place_when_both_sides_are_sorted(paired: bool, seed: int):
     sequences, logprobs, ref = drawn(seed)
-    algorithm, experience = made("aot", sequences, ref, [logprobs], paired=paired, beta=0.4)
+    algorithm, experience = prepare("aot", sequences, ref, [logprobs], paired=paired, beta=0.4)
     loss, gradient, _ = total(algorithm, experience, split(experience, seed, of=2), logprobs)
 
     def of(values: np.ndarray) -> float:
@@ -72,9 +76,9 @@ def test_aot_compares_what_has_the_same_place_when_both_sides_are_sorted(paired:
 
 def test_a_pair_without_loss_tokens_is_not_among_the_sorted_ones() -> None:
     sequences, logprobs, ref = drawn(0, empty=True)
-    algorithm, experience = made("aot", sequences, ref, [logprobs])
+    algorithm, experience = prepare("aot", sequences, ref, [logprobs])
     assert not experience.has_gradient[2:4].any()
-    loss, _, _ = total(algorithm, experience, whole(experience), logprobs)
+    loss, _, _ = total(algorithm, experience, undivided(experience), logprobs)
     sums = [answer_sums(sequences, values) for values in (logprobs, ref)]
     without = [[each for i, each in enumerate(of) if i not in (2, 3)] for of in sums]
     assert loss == pytest.approx(sorted_loss(*without, paired=True, beta=0.1), rel=1e-5)
@@ -89,8 +93,8 @@ def test_wpo_weighs_pairs_by_p_over_the_sum_of_squares() -> None:
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     warm = log_p[at, token]
     sharp = (2 * logits - np.log(np.exp(2 * logits).sum(-1, keepdims=True)))[at, token]
-    algorithm, experience = made("wpo", sequences, ref, [warm, sharp], beta=0.3)
-    loss, _, _ = total(algorithm, experience, whole(experience), warm)
+    algorithm, experience = prepare("wpo", sequences, ref, [warm, sharp], beta=0.3)
+    loss, _, _ = total(algorithm, experience, undivided(experience), warm)
 
     aligned = answer_sums(sequences, warm - np.log(np.square(np.exp(log_p)).sum(-1)))
     h = np.array(answer_sums(sequences, warm)) - np.array(answer_sums(sequences, ref))

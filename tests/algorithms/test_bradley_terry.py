@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import slope, split, total, whole
+from helpers.layouts import slope, split, total, undivided
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
@@ -61,7 +61,7 @@ def test_loss_and_gradient_are_the_paper_s_however_the_update_is_split(
             losses.append(loss + algorithm.centre_coef * (good + bad) ** 2)
         return math.fsum(losses) / len(losses)
 
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), scores, "score")
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), scores, "score")
     assert loss == pytest.approx(wanted(scores), rel=1e-6, abs=1e-9)
     np.testing.assert_allclose(gradient, slope(wanted, scores, 1e-5), rtol=1e-5, atol=1e-7)
     parts = split(experience, seed, of=2)
@@ -89,7 +89,7 @@ def test_scores_far_apart_leave_loss_and_gradient_finite() -> None:
         algorithm = BradleyTerry(**knobs)
         experience = algorithm.experience(pairs_of([(1, 1), (1, 1)]), np.zeros(2))
         scores = np.array([1e4, -1e4, -1e4, 1e4])
-        loss, gradient, _ = total(algorithm, experience, whole(experience), scores, "score")
+        loss, gradient, _ = total(algorithm, experience, undivided(experience), scores, "score")
         assert loss == pytest.approx(1e4, rel=1e-6)  # half the pairs are right, half cost 2e4
         assert gradient.tolist() == pytest.approx([0, 0, -0.5, 0.5])
 

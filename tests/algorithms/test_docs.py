@@ -24,13 +24,13 @@ def table(page: str) -> dict[str, dict[str, str]]:
     header, _, *rows = [
         [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[start:end]
     ]
-    found: dict[str, dict[str, str]] = {name: {} for name in header[1:-1]}
+    cells: dict[str, dict[str, str]] = {name: {} for name in header[1:-1]}
     for row in rows:
         assert len(row) == len(header)
         for name, cell in zip(header[1:-1], row[1:-1], strict=True):
             if cell:
-                found[name][row[0]] = cell
-    return found
+                cells[name][row[0]] = cell
+    return cells
 
 
 def page(name: str) -> str:

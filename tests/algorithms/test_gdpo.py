@@ -65,8 +65,8 @@ def test_advantages_are_those_of_the_paper(right: list[float], short: list[float
     no = np.zeros(6, np.bool_)
     inputs = CreditInputs(sequences, np.zeros(6), zeros, zeros, no, None, no, columns, mask)
     algorithm = GDPO().for_rollout(8, WEIGHTS)
-    found = algorithm.token_advantages(inputs).reshape(6, 2)[:, 1]
-    np.testing.assert_allclose(found, paper(components), rtol=1e-6, atol=1e-6)
+    advantages = algorithm.token_advantages(inputs).reshape(6, 2)[:, 1]
+    np.testing.assert_allclose(advantages, paper(components), rtol=1e-6, atol=1e-6)
 
 
 def test_a_component_of_small_size_has_a_say_that_a_sum_would_not_give_it(make_batch: Any) -> None:
@@ -90,8 +90,8 @@ def test_each_component_may_be_measured_by_the_other_samples(
     below = -0.5 / (math.sqrt(0.5) + 1e-6) if std_norm else -0.5
     sums = np.array([1.0, below, below, 0, 0, 0]) - (1 + 2 * below) / 6
     expected = sums / math.sqrt(np.mean(sums**2) + 1e-8) if std_norm else sums
-    found = [row[-1] for row in credit.experience.columns["advantages"]]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    advantages = [row[-1] for row in credit.experience.columns["advantages"]]
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5)
 
 
 def test_a_reward_without_a_weight_is_an_error(make_batch: Any) -> None:

@@ -29,15 +29,18 @@ def truncated_at(batch: RolloutBatch, *rows: int) -> RolloutBatch:
 
 
 def credit_of(algorithm: PolicyGradient, batch: RolloutBatch, **columns: Ragged) -> Credit:
-    known: dict[str, Any] = {"old": None, "ref": None, "values": None, **columns}
-    return algorithm.credit(batch, **known, state={})
+    arguments: dict[str, Any] = {"old": None, "ref": None, "values": None, **columns}
+    return algorithm.credit(batch, **arguments, state={})
 
 
-def of_samples(found: Credit, batch: RolloutBatch) -> dict[int, float]:
+def of_samples(credit: Credit, batch: RolloutBatch) -> dict[int, float]:
     """The first advantage of each sample that is trained on, by its number."""
-    advantages, mask = found.experience.columns["advantages"], found.experience.sequences.loss_mask
+    advantages, mask = (
+        credit.experience.columns["advantages"],
+        credit.experience.sequences.loss_mask,
+    )
     first = [row[on][0] for row, on in zip(advantages, mask, strict=True)]
-    return dict(zip(batch.sample[found.rows].tolist(), map(float, first), strict=True))
+    return dict(zip(batch.sample[credit.rows].tolist(), map(float, first), strict=True))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
@@ -47,20 +50,20 @@ def test_the_loss_is_that_of_the_finished_samples_alone_with_their_own_denominat
     """By hand: rewards 1, 0, 0 of a group and 0.5, 1 of another; the third sample is cut off."""
     batch = truncated_at(make_batch([0, 0, 0, 1, 1], [1.0, 0.0, 0.0, 0.5, 1.0], LENGTHS), 2)
     algorithm = GRPO(mask_truncated_completions=True, aggregation=aggregation, constant_length=8)
-    found = credit_of(algorithm, batch)
-    assert found.rows.tolist() == [0, 1, 3, 4]
-    assert found.metrics["masked_samples"] == 1.0
+    credit = credit_of(algorithm, batch)
+    assert credit.rows.tolist() == [0, 1, 3, 4]
+    assert credit.metrics["masked_samples"] == 1.0
 
     mean, std = 1 / 3, np.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2)  # of all three
     other = np.sqrt(2 * 0.25**2)
     by_hand = {0: (1 - mean) / (std + 1e-6), 1: -mean / (std + 1e-6),
                3: -0.25 / (other + 1e-6), 4: 0.25 / (other + 1e-6)}  # fmt: skip
-    assert of_samples(found, batch) == pytest.approx(by_hand, rel=1e-6)
+    assert of_samples(credit, batch) == pytest.approx(by_hand, rel=1e-6)
 
     tokens = [LENGTHS[row] for row in by_hand]
     each = {"sequence": [1 / (4 * n) for n in tokens], "token": [1 / 9] * 4,
             "constant": [1 / (4 * 8)] * 4}[aggregation]  # fmt: skip
-    sequences, mask = found.experience.sequences, found.experience.sequences.loss_mask.values
+    sequences, mask = credit.experience.sequences, credit.experience.sequences.loss_mask.values
     weights = algorithm.entry_weights(sequences, np.arange(4)).values[mask]
     np.testing.assert_allclose(weights, np.repeat(each, tokens), rtol=1e-7)
 
@@ -72,7 +75,7 @@ def test_the_loss_is_that_of_the_finished_samples_alone_with_their_own_denominat
         ratio * advantages, ratio.clip(0.8, 1.2) * advantages)).sum()  # fmt: skip
     inputs = make_inputs(
         torch.tensor(logp, dtype=torch.float64), weights,
-        advantages=found.experience.columns["advantages"].values[mask], old_logprobs=old,
+        advantages=credit.experience.columns["advantages"].values[mask], old_logprobs=old,
     )  # fmt: skip
     assert float(algorithm.policy_loss(inputs).loss) == pytest.approx(wanted, rel=1e-6)
 
@@ -103,11 +106,11 @@ def test_every_finished_sample_keeps_its_own_advantage(name: str, data: st.DataO
     kind = algorithm_class(name)
     assert issubclass(kind, PolicyGradient)
     options = {"constant_length": 4}
-    whole = of_samples(credit_of(kind(**options), batch), batch)
+    unmasked = of_samples(credit_of(kind(**options), batch), batch)
     masked = credit_of(kind(mask_truncated_completions=True, **options), batch)
     finished = [row for row in range(n) if not cut[row]]
     assert masked.rows.tolist() == finished
-    assert of_samples(masked, batch) == {row: whole[row] for row in finished}
+    assert of_samples(masked, batch) == {row: unmasked[row] for row in finished}
     sequences = masked.experience.sequences
     assert sequences.group.tolist() == [group[row] for row in finished]
     assert [row.tolist() for row in sequences.tokens] == [
@@ -120,8 +123,8 @@ def test_the_baseline_of_opo_weighs_a_response_that_was_cut_off_by_its_length(
 ) -> None:
     """By hand: 10 tokens earn 1, and 30 that were cut off nothing, so that the baseline is 0.25."""
     batch = truncated_at(make_batch([0, 0], [1.0, 0.0], [10, 30]), 1)
-    found = credit_of(algorithm_class("opo")(mask_truncated_completions=True), batch)
-    assert of_samples(found, batch) == {0: 0.75}
+    credit = credit_of(algorithm_class("opo")(mask_truncated_completions=True), batch)
+    assert of_samples(credit, batch) == {0: 0.75}
 
 
 def test_the_mean_kl_is_that_of_the_tokens_that_bear_loss(
@@ -133,11 +136,11 @@ def test_the_mean_kl_is_that_of_the_tokens_that_bear_loss(
     algorithm = algorithm_class("rloo")(
         mask_truncated_completions=True, kl_coef=0.1, kl_target=0.375, constant_length=4
     )
-    found = credit_of(algorithm, batch, old=old, ref=ref)
-    assert found.metrics["kl/token_mean"] == 0.75 / 2
-    assert found.metrics["kl/sequence_mean"] == 0.75
-    assert found.state["kl_coef"] == 0.1
-    assert of_samples(found, batch) == pytest.approx({0: 1.0 - 0.1 * 0.75 + 0.1 * 9.0})
+    credit = credit_of(algorithm, batch, old=old, ref=ref)
+    assert credit.metrics["kl/token_mean"] == 0.75 / 2
+    assert credit.metrics["kl/sequence_mean"] == 0.75
+    assert credit.state["kl_coef"] == 0.1
+    assert of_samples(credit, batch) == pytest.approx({0: 1.0 - 0.1 * 0.75 + 0.1 * 9.0})
 
 
 def test_a_step_without_a_token_that_bears_loss_leaves_the_kl_coefficient_alone(
@@ -148,17 +151,17 @@ def test_a_step_without_a_token_that_bears_loss_leaves_the_kl_coefficient_alone(
     algorithm = algorithm_class("rloo")(
         mask_truncated_completions=True, kl_coef=0.1, kl_target=0.05, constant_length=4
     )
-    found = credit_of(algorithm, batch, old=column, ref=column)
-    assert found.state.get("kl_coef", 0.1) == 0.1
+    credit = credit_of(algorithm, batch, old=column, ref=column)
+    assert credit.state.get("kl_coef", 0.1) == 0.1
 
 
 def test_whitening_counts_the_tokens_of_finished_samples_alone(make_batch: Any) -> None:
     """REINFORCE++, by hand: rewards 1, 0 and 5, of which the last is cut off."""
     batch = truncated_at(make_batch([0, 1, 2], [1.0, 0.0, 5.0], [1, 3, 2]), 2)
-    found = credit_of(algorithm_class("reinforce_pp")(mask_truncated_completions=True), batch)
+    credit = credit_of(algorithm_class("reinforce_pp")(mask_truncated_completions=True), batch)
     mean = 1 / 4  # one token of 1, three of 0
     std = np.sqrt((0.75**2 + 3 * 0.25**2) / 4 + 1e-8)
-    assert of_samples(found, batch) == pytest.approx(
+    assert of_samples(credit, batch) == pytest.approx(
         {0: (1 - mean) / std, 1: -mean / std}, rel=1e-6
     )
 
@@ -167,26 +170,26 @@ def test_a_critic_does_not_learn_from_them_either(make_batch: Any, over_response
     batch = truncated_at(make_batch([0, 1, 2], [1.0, 0.0, 5.0], [1, 2, 2]), 2)
     values = over_responses([[0.5], [0.25, 0.5], [9.0, 9.0]])
     algorithm = PPO(mask_truncated_completions=True, whiten=False, lam=1.0)
-    found = credit_of(algorithm, batch, values=values)
-    columns, mask = found.experience.columns, found.experience.sequences.loss_mask.values
-    assert found.rows.tolist() == [0, 1]
+    credit = credit_of(algorithm, batch, values=values)
+    columns, mask = credit.experience.columns, credit.experience.sequences.loss_mask.values
+    assert credit.rows.tolist() == [0, 1]
     np.testing.assert_allclose(columns["returns"].values[mask], [1.0, 0.0, 0.0], atol=1e-7)
     np.testing.assert_allclose(columns["advantages"].values[mask], [0.5, -0.25, -0.5], atol=1e-7)
-    weights = algorithm.score_weights(found.experience.sequences, np.arange(2)).values
+    weights = algorithm.score_weights(credit.experience.sequences, np.arange(2)).values
     assert weights.sum() == pytest.approx(1.0)
 
 
 def test_a_group_of_which_one_sample_was_finished_still_has_its_baseline(make_batch: Any) -> None:
     batch = truncated_at(make_batch([0, 0, 0], [1.0, 0.0, 0.0]), 1, 2)
-    found = credit_of(algorithm_class("rloo")(mask_truncated_completions=True,
-                                              constant_length=4), batch)  # fmt: skip
-    assert of_samples(found, batch) == {0: 1.0}
-    assert found.metrics["groups/dropped"] == 0.0
+    credit = credit_of(algorithm_class("rloo")(mask_truncated_completions=True,
+                                               constant_length=4), batch)  # fmt: skip
+    assert of_samples(credit, batch) == {0: 1.0}
+    assert credit.metrics["groups/dropped"] == 0.0
 
 
 def test_left_out_it_trains_on_everything_and_all_cut_off_leaves_nothing(make_batch: Any) -> None:
     batch = truncated_at(make_batch([0, 0], [1.0, 0.0]), 0, 1)
     assert credit_of(GRPO(), batch).rows.tolist() == [0, 1]
-    found = credit_of(GRPO(mask_truncated_completions=True), batch)
-    assert len(found.experience) == 0
-    assert found.metrics["masked_samples"] == 2.0
+    credit = credit_of(GRPO(mask_truncated_completions=True), batch)
+    assert len(credit.experience) == 0
+    assert credit.metrics["masked_samples"] == 2.0

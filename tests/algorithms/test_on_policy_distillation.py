@@ -34,11 +34,11 @@ def credit_of(
     **columns: Any,
 ) -> Credit:
     """graded: by sample; left out, all are."""
-    known = {"old": None, "ref": None, "values": None, **columns}
+    arguments = {"old": None, "ref": None, "values": None, **columns}
     if teacher is not None:
         which = np.ones(len(batch), np.bool_) if graded is None else np.array(graded)
-        known["teacher"] = Grades(teacher, which, segments)
-    return algorithm.credit(batch, **known, state={})
+        arguments["teacher"] = Grades(teacher, which, segments)
+    return algorithm.credit(batch, **arguments, state={})
 
 
 @pytest.mark.parametrize(("teacher_coef", "reward_coef"), [(1.0, 0.0), (0.5, 2.0)])
@@ -51,13 +51,13 @@ def test_a_token_s_advantage_is_the_teacher_s_logprob_minus_the_student_s_beside
     result = credit_of(algorithm, batch, old=over_responses(old), teacher=over_responses(teacher))
     advantages = list(result.experience.columns["advantages"])
     gaps = list[float]()
-    for sample, (mine, theirs) in enumerate(zip(old, teacher, strict=True)):
+    for sample, (student_logprobs, teacher_logprobs) in enumerate(zip(old, teacher, strict=True)):
         group = [r for r, g in zip(REWARDS, GROUP, strict=True) if g == GROUP[sample]]
         mean = sum(group) / 2
         std = sum((r - mean) ** 2 for r in group) ** 0.5  # n - 1 = 1
         earned = reward_coef * (REWARDS[sample] - mean) / (std + 1e-6)
-        gaps += [b - a for a, b in zip(mine, theirs, strict=True)]
-        wanted = [earned + teacher_coef * gap for gap in gaps[-len(mine) :]]
+        gaps += [b - a for a, b in zip(student_logprobs, teacher_logprobs, strict=True)]
+        wanted = [earned + teacher_coef * gap for gap in gaps[-len(student_logprobs) :]]
         np.testing.assert_allclose(advantages[sample], [0.0, 0.0, *wanted], rtol=1e-6)
     assert result.metrics["teacher/reverse_kl"] == pytest.approx(-sum(gaps) / sum(LENGTHS))
     grades = [value for row in teacher for value in row]
@@ -117,8 +117,10 @@ def test_segments_of_one_token_have_the_bits_of_tokens(
         credit_of(algorithm, batch, old=old, teacher=teacher, segments=each)
         for each in (None, segments)
     )
-    one, two = (result.experience.columns["advantages"].values for result in (plain, cut))
-    assert one.tobytes() == two.tobytes()
+    by_token, by_segment = (
+        result.experience.columns["advantages"].values for result in (plain, cut)
+    )
+    assert by_token.tobytes() == by_segment.tobytes()
     for name, value in plain.metrics.items():
         assert cut.metrics[name] == value, name
 
@@ -141,10 +143,10 @@ def test_a_segment_s_difference_is_the_sum_over_its_tokens(
     starts = np.cumsum([0, *map(len, rows)])
     for start, numbers in zip(starts, rows, strict=False):
         for number in {*numbers} - {-1}:
-            own = [start + n for n in range(len(numbers)) if numbers[n] == number]
-            wanted = math.fsum(values[own])
-            np.testing.assert_allclose(sums[own], wanted, rtol=1e-12, atol=1e-12)
-            assert lengths[own].tolist() == [len(own)] * len(own)
+            members = [start + n for n in range(len(numbers)) if numbers[n] == number]
+            wanted = math.fsum(values[members])
+            np.testing.assert_allclose(sums[members], wanted, rtol=1e-12, atol=1e-12)
+            assert lengths[members].tolist() == [len(members)] * len(members)
 
 
 def test_on_average_the_gradient_of_segments_is_that_of_the_reverse_kl_of_texts(
@@ -220,10 +222,10 @@ def test_on_average_the_gradient_is_that_of_the_reverse_kl(make_inputs: Any) -> 
     """Over all tokens with their probabilities, which is the mean over samples: q_j (log q_j / p_j
     - KL), the gradient of KL(Q || P) on the logits, worked out in float64.
     """
-    mine = np.array([0.5, 1.0, -1.0, 0.2])
-    q = np.exp(mine) / np.exp(mine).sum()
+    student_logits = np.array([0.5, 1.0, -1.0, 0.2])
+    q = np.exp(student_logits) / np.exp(student_logits).sum()
     p = np.array([0.1, 0.4, 0.3, 0.2])
-    logits = torch.tensor(mine, requires_grad=True)
+    logits = torch.tensor(student_logits, requires_grad=True)
     inputs = make_inputs(logits.log_softmax(0), q, advantages=np.log(p / q))
     OnPolicyDistillation().policy_loss(inputs).loss.backward()
     gap = np.log(q / p)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from helpers.layouts import split, total, whole
+from helpers.layouts import split, total, undivided
 from postgrad.algorithms import online_dpo
 from postgrad.core.errors import UsageError
 from postgrad.ops.advantages import best_and_worst
@@ -38,7 +38,7 @@ SECTIONS: dict[str, Any] = {
 
 
 @pytest.fixture
-def made(make_batch: Any, over_responses: Any) -> Any:
+def prepare(make_batch: Any, over_responses: Any) -> Any:
     def make(**settings: Any) -> Any:
         batch = make_batch(GROUP, REWARDS, LENGTHS)
         algorithm = OnlineDPO(**settings)
@@ -51,8 +51,8 @@ def wide(rows: Any, of: Any) -> np.ndarray:
     return np.concatenate([[0.0, 0.0, *of[row]] for row in rows])
 
 
-def test_the_best_sample_is_chosen_over_the_worst_and_lonely_samples_are_dropped(made: Any):
-    algorithm, credit = made()
+def test_the_best_sample_is_chosen_over_the_worst_and_lonely_samples_are_dropped(prepare: Any):
+    algorithm, credit = prepare()
     assert credit.rows.tolist() == [1, 2, 3, 4, 6, 5]
     assert credit.experience.has_gradient.tolist() == [True, True, False, False, True, True]
     assert credit.metrics["groups/dropped"] == 1.0
@@ -61,21 +61,21 @@ def test_the_best_sample_is_chosen_over_the_worst_and_lonely_samples_are_dropped
     assert algorithm.trained_samples(64, 8) == 16
 
 
-def test_a_tie_has_no_gradient_and_is_counted_in_the_mean(made: Any):
+def test_a_tie_has_no_gradient_and_is_counted_in_the_mean(prepare: Any):
     # x of group 0: 0.5 * ((2 * 0.5) - (-1)) = 1; of group 2: 0.5 * ((-2) - (2 * 0.5)) = -1.5
-    algorithm, credit = made(beta=0.5)
+    algorithm, credit = prepare(beta=0.5)
     logprobs = wide(credit.rows, LOGP)
-    loss, gradient, _ = total(algorithm, credit.experience, whole(credit.experience), logprobs)
+    loss, gradient, _ = total(algorithm, credit.experience, undivided(credit.experience), logprobs)
     assert loss == pytest.approx((math.log1p(math.exp(-1.0)) + math.log1p(math.exp(1.5))) / 3)
     slope = 0.5 / (1 + math.exp(1.0)) / 3
     np.testing.assert_allclose(gradient[2:4], [-slope, -slope], rtol=1e-6)
 
 
-def test_metrics_are_means_over_the_pairs_that_are_no_ties(made: Any):
+def test_metrics_are_means_over_the_pairs_that_are_no_ties(prepare: Any):
     """The more ties, the likelier chosen answers would seem to be, if ties counted as 0."""
-    algorithm, credit = made(beta=0.5)
+    algorithm, credit = prepare(beta=0.5)
     logprobs = wide(credit.rows, LOGP)
-    *_, metrics = total(algorithm, credit.experience, whole(credit.experience), logprobs)
+    *_, metrics = total(algorithm, credit.experience, undivided(credit.experience), logprobs)
     report = algorithm.report(metrics)
     assert report["policy/accuracy"] == pytest.approx(1 / 2)
     assert report["policy/reward_margin"] == pytest.approx((1.0 - 1.5) / 2)
@@ -86,17 +86,17 @@ def test_metrics_are_means_over_the_pairs_that_are_no_ties(made: Any):
     assert "policy/computed_pairs" not in report
 
 
-def test_a_margin_takes_the_gradient_of_pairs_that_differ_by_no_more(made: Any):
-    _, credit = made(margin=0.4)
+def test_a_margin_takes_the_gradient_of_pairs_that_differ_by_no_more(prepare: Any):
+    _, credit = prepare(margin=0.4)
     assert credit.experience.has_gradient.tolist() == [True, True, False, False, False, False]
     assert credit.metrics["pairs/tied_fraction"] == pytest.approx(2 / 3)
     assert credit.metrics["groups/equal_fraction"] == pytest.approx(1 / 3)
 
 
-def test_the_loss_does_not_depend_on_how_pairs_are_cut_into_layouts(made: Any):
-    algorithm, credit = made(loss="hinge")
+def test_the_loss_does_not_depend_on_how_pairs_are_cut_into_layouts(prepare: Any):
+    algorithm, credit = prepare(loss="hinge")
     logprobs = wide(credit.rows, LOGP)
-    once = total(algorithm, credit.experience, whole(credit.experience), logprobs)
+    once = total(algorithm, credit.experience, undivided(credit.experience), logprobs)
     parts = total(algorithm, credit.experience, split(credit.experience, 1, of=2), logprobs)
     assert parts[0] == pytest.approx(once[0], rel=1e-12)
     np.testing.assert_allclose(parts[1], once[1], rtol=1e-12)
@@ -145,15 +145,23 @@ def test_trls_online_dpo_has_the_same_loss_and_gradient(
     batch = make_batch([0, 0, 1, 1], rewards)
     algorithm = OnlineDPO(beta=0.3)
     credit = algorithm.credit(batch, None, over_responses(ref), None, {})
-    mine = logprobs[credit.rows]
-    ours = total(algorithm, credit.experience, whole(credit.experience), wide(range(4), mine))
+    pair_logprobs = logprobs[credit.rows]
+    ours = total(
+        algorithm, credit.experience, undivided(credit.experience), wide(range(4), pair_logprobs)
+    )
 
     order = [0, 2, 1, 3]  # TRL: the first samples of all prompts, then the second ones
     leaf = torch.tensor(logprobs[order], dtype=torch.float64, requires_grad=True)
     trainer = trl.OnlineDPOTrainer.__new__(trl.OnlineDPOTrainer)
     model = SimpleNamespace(train=lambda: None)
-    ids, ones = torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, dtype=torch.int64)
-    generated = (ids, ones, ids, ones, None)  # before 1.16 without the last, inputs of images
+    ids, attention_mask = torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, dtype=torch.int64)
+    generated = (
+        ids,
+        attention_mask,
+        ids,
+        attention_mask,
+        None,
+    )  # before 1.16 without the last, inputs of images
     outputs = generated if Version(version("trl")) >= Version("1.16") else generated[:4]
     results = {"model": leaf, "ref": torch.tensor(ref[order], dtype=torch.float64)}
     attributes = {
@@ -179,5 +187,5 @@ def test_trls_online_dpo_has_the_same_loss_and_gradient(
     gradient = np.empty((4, 3))
     gradient[order] = leaf.grad.numpy()
     assert ours[0] == pytest.approx(float(loss), rel=1e-6)
-    found = ours[1].reshape(4, 5)[:, 2:]
-    np.testing.assert_allclose(found, gradient[credit.rows], rtol=1e-5, atol=1e-9)
+    response_gradient = ours[1].reshape(4, 5)[:, 2:]
+    np.testing.assert_allclose(response_gradient, gradient[credit.rows], rtol=1e-5, atol=1e-9)

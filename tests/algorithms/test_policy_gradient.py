@@ -116,11 +116,13 @@ def test_losses_and_metrics_of_layouts_add_up_to_those_of_the_update(make_inputs
         )  # fmt: skip
         return algorithm.policy_loss(inputs)
 
-    whole = part(slice(None))
+    undivided = part(slice(None))
     cuts = [slice(0, 7), slice(7, 7), slice(7, 50), slice(50, 60)]
     parts = [part(cut) for cut in cuts]
-    assert sum(float(p.loss.detach()) for p in parts) == pytest.approx(float(whole.loss.detach()))
-    for name, value in whole.metrics.items():
+    assert sum(float(p.loss.detach()) for p in parts) == pytest.approx(
+        float(undivided.loss.detach())
+    )
+    for name, value in undivided.metrics.items():
         assert sum(float(p.metrics[name]) for p in parts) == pytest.approx(float(value)), name
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import has_corner, slope, split, total, whole
+from helpers.layouts import has_corner, slope, split, total, undivided
 from postgrad.algorithms.base import Needs, adapted
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
@@ -109,12 +109,12 @@ def expected(k: PPO, batch: RolloutBatch, columns: list[Ragged], earlier: list[f
     advantages = []
     for i, (row, value) in enumerate(zip(rewards, values, strict=True)):
         bootstraps = k.bootstrap_truncated and batch.truncated[i]
-        behind, advantage, found = value[-1] if bootstraps else 0.0, 0.0, []
+        behind, advantage, episode_advantages = value[-1] if bootstraps else 0.0, 0.0, []
         for reward, v in zip(reversed(row), reversed(value), strict=True):
             advantage = reward + k.gamma * behind - v + k.gamma * k.lam * advantage
-            found.insert(0, advantage)
+            episode_advantages.insert(0, advantage)
             behind = v
-        advantages.append(found)
+        advantages.append(episode_advantages)
     pairs = zip(advantages, values, strict=True)
     returns = [[a + v for a, v in zip(*pair, strict=True)] for pair in pairs]
     return white(advantages, k.std_norm) if k.whiten else advantages, returns
@@ -167,7 +167,7 @@ def test_the_critic_s_loss_is_a_token_mean_however_the_update_is_split(
         return math.fsum(losses) / len(losses)
 
     assume(not has_corner(wanted, scores, 1e-6, 1e-7))  # where it is clipped, or the larger error
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), scores, "score")
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), scores, "score")
     assert loss == pytest.approx(wanted(scores), rel=1e-6)
     np.testing.assert_allclose(gradient, slope(wanted, scores, 1e-6), rtol=1e-4, atol=1e-6)
     parts = split(experience, seed)
@@ -180,8 +180,8 @@ def test_the_critic_s_loss_is_a_token_mean_however_the_update_is_split(
     assert report["critic/return"] == pytest.approx(returns[mask].mean())
     left, spread = (returns - scores)[mask].var(), returns[mask].var()
     if spread > 1e-6:
-        known = report["critic/explained_variance"]
-        assert known == pytest.approx(1 - left / spread, rel=1e-6, abs=1e-6)
+        explained_variance = report["critic/explained_variance"]
+        assert explained_variance == pytest.approx(1 - left / spread, rel=1e-6, abs=1e-6)
     assert not {"critic/error_square", "critic/return_square"} & report.keys()
 
 
@@ -192,7 +192,7 @@ def test_the_policy_s_loss_does_not_depend_on_the_split_either(samples: Any, see
     experience = algorithm.credit(batch, *columns_of(batch, seed), {}).experience
     old = experience.columns["old_logprobs"].values
     logprobs = old + np.random.default_rng(seed).normal(0, 0.5, len(old))
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), logprobs)
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), logprobs)
     again, same_gradient, same = total(algorithm, experience, split(experience, seed), logprobs)
     assert again == pytest.approx(loss, rel=1e-12, abs=1e-15)
     np.testing.assert_allclose(same_gradient, gradient, rtol=1e-12)
@@ -206,7 +206,7 @@ def test_metrics_of_the_critic_worked_by_hand() -> None:
     zeros = batch.sequences.tokens.like(np.zeros(4, np.float32))
     experience = algorithm.credit(batch, zeros, zeros, zeros, {}).experience
     scores = np.array([9.0, 0.5, 9.0, 3.0])
-    loss, _, metrics = total(algorithm, experience, whole(experience), scores, "score")
+    loss, _, metrics = total(algorithm, experience, undivided(experience), scores, "score")
     assert loss == pytest.approx((0.5 * 0.25 + 0.5 * 4.0) / 2)  # the second counts as 1
     assert algorithm.report(metrics) == pytest.approx(
         {
@@ -228,7 +228,7 @@ def test_equal_returns_have_no_variance_to_explain_however_many_tokens_there_are
         experience = algorithm.credit(batch, zeros, zeros, zeros, {}).experience
         assert set(experience.columns["returns"].row(0)[1:].tolist()) == {1.0}
         scores = np.random.default_rng(0).normal(0, 0.1, tokens + 1)
-        *_, metrics = total(algorithm, experience, whole(experience), scores, "score")
+        *_, metrics = total(algorithm, experience, undivided(experience), scores, "score")
         report = algorithm.report(metrics)
         assert report["critic/explained_variance"] == 0.0
         assert "critic/weight" not in report
@@ -239,8 +239,10 @@ def test_a_cut_sample_is_worth_its_last_value_only_if_asked() -> None:
     values = batch.sequences.tokens.like(np.array([9, 0.25, 0.5], np.float32))
     for asked, returns in ((False, [1.0, 1.0]), (True, [1.5, 1.5])):
         algorithm = PPO(bootstrap_truncated=asked, lam=1.0)
-        found = algorithm.credit(batch, None, None, values, {}).experience.columns["returns"]
-        assert found.row(0)[1:].tolist() == returns
+        episode_returns = algorithm.credit(batch, None, None, values, {}).experience.columns[
+            "returns"
+        ]
+        assert episode_returns.row(0)[1:].tolist() == returns
 
 
 def test_whitened_rewards_keep_the_mean_of_token_rewards() -> None:
@@ -278,11 +280,11 @@ def test_a_critic_is_needed_and_learns_where_the_policy_has_nothing_to() -> None
 def test_reinforce_pp_credits_a_turn_only_with_what_came_after_it() -> None:
     turns = [(True, 2.0), (False, 0.0), (True, 0.0)]  # and a first token before them
     batch = batch_of([(1.0, False, turns), (0.0, False, [])])
-    found = ReinforcePP().credit(batch, None, None, None, {}).experience.columns["advantages"]
+    advantages = ReinforcePP().credit(batch, None, None, None, {}).experience.columns["advantages"]
     follows = [[3.0, 3.0, 1.0], [0.0]]
-    np.testing.assert_allclose(found.row(0)[[1, 2, 4]], white(follows)[0], rtol=1e-6)
-    np.testing.assert_allclose(found.row(1)[1:], white(follows)[1], rtol=1e-6)
-    assert found.row(0)[3] == 0
+    np.testing.assert_allclose(advantages.row(0)[[1, 2, 4]], white(follows)[0], rtol=1e-6)
+    np.testing.assert_allclose(advantages.row(1)[1:], white(follows)[1], rtol=1e-6)
+    assert advantages.row(0)[3] == 0
 
 
 def test_coefficients_stay_where_the_policy_did_not_learn() -> None:

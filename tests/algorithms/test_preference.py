@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import has_corner, slope, split, total, whole
+from helpers.layouts import has_corner, slope, split, total, undivided
 from postgrad.algorithms.base import Needs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
@@ -61,7 +61,7 @@ def sequences_of(masks: list[list[bool]], pairs: bool) -> Sequences:
     return Sequences(tokens, mask, np.repeat(np.arange(len(masks)), 1 + pairs))
 
 
-def made(
+def prepare(
     name: str, knobs: dict[str, Any], masks: list[list[bool]], seed: int, spread: float
 ) -> Any:
     """An algorithm, an experience of random numbers, logprobs [N], mismatched [S], labels [S]."""
@@ -142,23 +142,23 @@ def of_pair(name: str, k: Any, chosen: Any, rejected: Any) -> float:
         if k.divergence != "reverse_kl":
             hc, hr = of_divergence(k, hc), of_divergence(k, hr)
         weights = k.loss if isinstance(k.loss, dict) else {k.loss: 1.0}
-        found = math.fsum(
+        mixed_loss = math.fsum(
             weight * of_rewards(kind, k, k.beta * hc, k.beta * hr)
             for kind, weight in weights.items()
         )
     elif name == "cpo":
         x, e = k.beta * (pc - pr), k.label_smoothing
-        found = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
+        mixed_loss = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
     elif name == "ipo":
         h = hc / nc - hr / nr if k.length_normalised else hc - hr
-        found = (h - 1 / (2 * k.beta)) ** 2
+        mixed_loss = (h - 1 / (2 * k.beta)) ** 2
     elif name == "simpo":
         x, e = k.beta / nc * pc - k.beta / nr * pr - k.gamma, k.label_smoothing
-        found = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
+        mixed_loss = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
     else:
         odds = [math.exp(p / n) / (1 - math.exp(p / n)) for p, n in ((pc, nc), (pr, nr))]
-        found = -k.odds_coef * math.log(sigmoid(math.log(odds[0] / odds[1])))
-    return found + k.nll_coef * -pc / nc
+        mixed_loss = -k.odds_coef * math.log(sigmoid(math.log(odds[0] / odds[1])))
+    return mixed_loss + k.nll_coef * -pc / nc
 
 
 def expected(
@@ -190,12 +190,12 @@ def expected(
 def test_loss_and_gradient_are_the_paper_s_however_the_update_is_split(
     name: str, knobs: dict[str, Any], masks: list[list[bool]], seed: int, spread: float
 ) -> None:
-    algorithm, experience, logprobs, mismatched, labels = made(name, knobs, masks, seed, spread)
+    algorithm, experience, logprobs, mismatched, labels = prepare(name, knobs, masks, seed, spread)
 
     def wanted(at: np.ndarray) -> float:
         return expected(name, algorithm, experience, at, mismatched, labels)
 
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), logprobs)
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), logprobs)
     assert loss == pytest.approx(wanted(logprobs), rel=1e-6, abs=1e-9)  # weights are float32
     step = 1e-5
     rounding = np.finfo(np.float64).eps * abs(loss) / step  # of the differences of two losses
@@ -215,20 +215,20 @@ def test_loss_and_gradient_are_the_paper_s_however_the_update_is_split(
 def test_extreme_ratios_leave_loss_and_gradient_finite(
     name: str, knobs: dict[str, Any], sign: float
 ) -> None:
-    algorithm, experience, logprobs, _, labels = made(name, knobs, [[True] * 3] * 2, 0, 0.0)
+    algorithm, experience, logprobs, _, labels = prepare(name, knobs, [[True] * 3] * 2, 0, 0.0)
     better = np.repeat(np.where(labels, sign, -sign), experience.sequences.tokens.lengths)
     logprobs = np.where(better > 0, -1e-12, -1e4)  # certain, or as good as impossible
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), logprobs)
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), logprobs)
     assert math.isfinite(loss)
     assert np.isfinite(gradient).all()
     assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_a_policy_that_is_its_reference_pays_log_two_and_is_pushed_apart() -> None:
-    algorithm, experience, logprobs, _, _ = made("dpo", {}, [[True, True]], 0, 0.0)
+    algorithm, experience, logprobs, _, _ = prepare("dpo", {}, [[True, True]], 0, 0.0)
     experience.columns["ref_logprobs"].values[:] = logprobs
     logprobs = experience.columns["ref_logprobs"].values.astype(np.float64)
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), logprobs)
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), logprobs)
     assert loss == pytest.approx(math.log(2))
     assert gradient.tolist() == pytest.approx([0, -0.05, -0.05, 0, 0.05, 0.05, 0.05, 0])
     assert metrics["policy/reward_margin"] == 0
@@ -242,7 +242,7 @@ def test_metrics_are_means_over_pairs_and_tokens_worked_by_hand() -> None:
     ref = mask.like(np.array([0, -1, 0, -1, -1, 0, -1, 0, -1], np.float32))
     experience = algorithm.experience(sequences, np.array([1, 0, 1, 0], np.bool_), ref, None)
     logprobs = np.array([0, -0.5, 0, -2, -2, 0, -3, 0, -1.0])
-    _, _, metrics = total(algorithm, experience, whole(experience), logprobs)
+    _, _, metrics = total(algorithm, experience, undivided(experience), logprobs)
     ratios = [0.5, -1, -1, -2, 0]  # of the tokens
     assert algorithm.report(metrics) == pytest.approx(
         {
@@ -337,7 +337,7 @@ def test_experiences_that_are_no_pairs_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "told"),
+    ("knobs", "message"),
     [
         ({"loss": "nca", "label_smoothing": 0.1}, "label_smoothing is read by sigmoid, robust"),
         ({"loss": "exo"}, "infinite without label_smoothing"),
@@ -351,9 +351,9 @@ def test_experiences_that_are_no_pairs_are_refused() -> None:
     ],
 )
 def test_settings_of_dpo_that_nothing_would_read_are_refused(
-    knobs: dict[str, Any], told: str
+    knobs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         algorithm_class("dpo")(**knobs)
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import slope, split, total, whole
+from helpers.layouts import slope, split, total, undivided
 from postgrad.algorithms.process_reward import ProcessReward
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
@@ -44,7 +44,7 @@ def test_loss_and_gradient_are_the_cross_entropy_over_steps_however_the_update_i
         ) / len(steps)
 
     algorithm = ProcessReward()
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), scores, "score")
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), scores, "score")
     assert loss == pytest.approx(wanted(scores), rel=1e-6, abs=1e-9)
     np.testing.assert_allclose(gradient, slope(wanted, scores, 1e-5), rtol=1e-4, atol=1e-7)
     parts = split(experience, seed, of=1)
@@ -60,7 +60,7 @@ def test_a_hand_worked_update_divides_by_the_steps_of_all_its_answers() -> None:
     experience = of_masks([[False, True, True], [False, True]], labels)
     scores = np.array([5.0, 0.0, math.log(3), 5.0, -math.log(3)])
     algorithm = ProcessReward()
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), scores, "score")
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), scores, "score")
     soft = -0.25 * math.log(0.75) - 0.75 * math.log(0.25)
     assert loss == pytest.approx((math.log(2) + soft - math.log(0.75)) / 3, rel=1e-6)
     assert gradient.tolist() == pytest.approx([0, -0.5 / 3, 0.5 / 3, 0, 0.25 / 3], abs=1e-7)
@@ -96,7 +96,7 @@ def test_metrics_of_labels_that_no_step_has_are_left_out(label: float, absent: s
     algorithm = ProcessReward()
     for steps in (2, 25, 43, 59):
         experience = of_masks([[True] * steps], np.full(steps, label))
-        *_, metrics = total(algorithm, experience, whole(experience), np.zeros(steps), "score")
+        *_, metrics = total(algorithm, experience, undivided(experience), np.zeros(steps), "score")
         report = algorithm.report(metrics)
         assert f"reward_model/probability_{absent}" not in report
         assert "reward_model/wrong_steps" not in report
@@ -112,7 +112,7 @@ def test_the_loss_is_that_of_two_labels_for_tokens() -> None:
     mask = rng.random(40) < 0.3
     labels, scores = rng.integers(0, 2, 40), rng.normal(0, 2, 40)
     experience = of_masks([mask[:25].tolist(), mask[25:].tolist()], labels.astype(np.float64))
-    loss, *_ = total(ProcessReward(), experience, whole(experience), scores, "score")
+    loss, *_ = total(ProcessReward(), experience, undivided(experience), scores, "score")
     # the difference of two logits is the score
     other = rng.normal(0, 1, 40)
     logits = torch.tensor(np.stack([other, other + scores], 1))

@@ -74,14 +74,18 @@ def column(batch: RolloutBatch, seed: int) -> Ragged:
 
 
 def group_mean(rewards: list[float], group: list[int], i: int) -> float:
-    own = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
-    return own[0] if len(set(own)) == 1 else math.fsum(own) / len(own)
+    group_rewards = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
+    return (
+        group_rewards[0]
+        if len(set(group_rewards)) == 1
+        else math.fsum(group_rewards) / len(group_rewards)
+    )
 
 
 def group_std(rewards: list[float], group: list[int], i: int) -> float:
-    own = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
+    group_rewards = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
     mean = group_mean(rewards, group, i)
-    return math.sqrt(math.fsum((r - mean) ** 2 for r in own) / (len(own) - 1))
+    return math.sqrt(math.fsum((r - mean) ** 2 for r in group_rewards) / (len(group_rewards) - 1))
 
 
 def white(rows: list[list[float]], std_norm: bool) -> list[list[float]]:
@@ -104,10 +108,10 @@ def running(rewards: list[float], earlier: list[float], clip: float) -> list[flo
 
 def of_sets(rewards: list[float], group: list[int], i: int, k: int) -> float:
     """The mean normalised reward of all sets of k samples of a group with sample i among them."""
-    own = [j for j, g in enumerate(group) if g == group[i]]
+    members = [j for j, g in enumerate(group) if g == group[i]]
     best = {
         chosen: float(any(rewards[j] > 0.5 for j in chosen))
-        for chosen in itertools.combinations(own, k)
+        for chosen in itertools.combinations(members, k)
     }
     mean = math.fsum(best.values()) / len(best)
     deviation = math.sqrt(math.fsum((b - mean) ** 2 for b in best.values()) / len(best))
@@ -119,24 +123,24 @@ def of_sets(rewards: list[float], group: list[int], i: int, k: int) -> float:
 
 def against_group(name: str, rewards: list[float], group: list[int], n: list[int]) -> list[float]:
     """The advantages [S] of algorithms with a baseline of their own; n: tokens of each sample."""
-    found: list[float] = []
+    advantages: list[float] = []
     for i, reward in enumerate(rewards):
-        own = [j for j, g in enumerate(group) if g == group[i]]
+        members = [j for j, g in enumerate(group) if g == group[i]]
         mean = group_mean(rewards, group, i)
-        equal = len({rewards[j] for j in own}) == 1
+        equal = len({rewards[j] for j in members}) == 1
         if name == "opo":
-            weighted = math.fsum(n[j] * rewards[j] for j in own) / sum(n[j] for j in own)
-            found.append(0.0 if equal else reward - weighted)
+            weighted = math.fsum(n[j] * rewards[j] for j in members) / sum(n[j] for j in members)
+            advantages.append(0.0 if equal else reward - weighted)
         elif name == "maxrl":
-            found.append((reward - mean) / mean if mean > 0 else 0.0)
+            advantages.append((reward - mean) / mean if mean > 0 else 0.0)
         elif name == "pass_at_k":
-            found.append(of_sets(rewards, group, i, 2))
+            advantages.append(of_sets(rewards, group, i, 2))
         else:  # gpg
             valid = [
                 g for g in group if len({rewards[j] for j, h in enumerate(group) if h == g}) > 1
             ]
-            found.append((reward - mean) * len(group) / max(1, len(valid)))
-    return found
+            advantages.append((reward - mean) * len(group) / max(1, len(valid)))
+    return advantages
 
 
 def expected_advantages(
@@ -312,11 +316,11 @@ def factor(kind: str, old: list[float], sampled: list[float]) -> list[float]:
     if level == "sequence":
         w = [math.prod(w)] * len(w)
     if kind == "tis":
-        return [min(one, 2.0) for one in w]
+        return [min(ratio, 2.0) for ratio in w]
     if kind == "icepop":
-        return [one if 0.5 <= one <= 5.0 else 0.0 for one in w]
+        return [ratio if 0.5 <= ratio <= 5.0 else 0.0 for ratio in w]
     if kind == "sequence_mask":
-        mean = math.exp(math.fsum(math.log(one) for one in w) / len(w))
+        mean = math.exp(math.fsum(math.log(ratio) for ratio in w) / len(w))
         return [float(0.99 <= mean <= 1.01)] * len(w)
     return [1.0] * len(w)
 
@@ -344,16 +348,17 @@ def compare_with_paper(
     algorithm: Any = algorithm_class(name)(**correction_of(correction))
 
     def wanted(values: np.ndarray) -> float:
-        found, start = 0.0, 0
+        loss_sum, start = 0.0, 0
         for n in lengths:
             part = slice(start, start + n)
             losses = surrogate(name, list(values[part]), list(old[part]), list(adv[part]))
             factors = factor(correction, list(old[part]), list(sampled[part]))
-            found += math.fsum(
-                w * f * one for w, f, one in zip(weight[part], factors, losses, strict=True)
+            loss_sum += math.fsum(
+                w * f * token_loss
+                for w, f, token_loss in zip(weight[part], factors, losses, strict=True)
             )
             start += n
-        return found
+        return loss_sum
 
     leaf = torch.tensor(logp, requires_grad=True)
     output = algorithm.policy_loss(inputs_of(lengths, leaf, columns, weight))
@@ -425,8 +430,8 @@ def test_a_sequence_is_weighed_by_the_product_of_its_tokens_weights(
     assert factor.tolist() == pytest.approx(factors, rel=1e-12)
     assert float(metrics["correction/zeroed_fraction"]) == factors.count(0.0)
     by_token = grpo(correction=correction, **bounds)
-    found, _ = by_token.correction_factor(inputs, inputs.columns["old_logprobs"])
-    assert found.tolist() != pytest.approx(factors, rel=1e-3)
+    token_factors, _ = by_token.correction_factor(inputs, inputs.columns["old_logprobs"])
+    assert token_factors.tolist() != pytest.approx(factors, rel=1e-3)
 
 
 def test_kl_old_is_that_of_the_policy_before_the_step_from_the_one_that_learns(
@@ -437,8 +442,8 @@ def test_kl_old_is_that_of_the_policy_before_the_step_from_the_one_that_learns(
         advantages=[1.0] * 10, old_logprobs=np.log([0.8] * 8 + [0.2] * 2),
     )  # fmt: skip
     grpo: Any = algorithm_class("grpo")
-    found = float(grpo().policy_loss(inputs).metrics["policy/kl_old"])
-    assert found == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-12)
+    kl_old = float(grpo().policy_loss(inputs).metrics["policy/kl_old"])
+    assert kl_old == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -489,7 +494,7 @@ def test_a_lower_bound_of_cispo_is_of_the_weight_alone(low: float, least: float)
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "told"),
+    ("name", "knobs", "message"),
     [
         ("sapo", {"clip_high": 0.28}, "clip_high: SAPO does not read it"),
         ("gpg", {"dual_clip": 3.0}, "dual_clip: GPG does not read it"),
@@ -518,9 +523,9 @@ def test_a_lower_bound_of_cispo_is_of_the_weight_alone(low: float, least: float)
     ],
 )
 def test_knobs_that_would_do_nothing_are_refused(
-    name: str, knobs: dict[str, Any], told: str
+    name: str, knobs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         algorithm_class(name)(**knobs)
 
 

@@ -153,11 +153,11 @@ def test_cutting_an_update_between_responses_changes_neither_loss_nor_metrics(
         assert leaf.grad is not None
         return float(loss.detach()), grpo.report(metrics), leaf.grad.numpy()
 
-    whole = outcome([slice(0, None)])
+    undivided = outcome([slice(0, None)])
     parts = outcome([slice(0, cut), slice(cut, None)])
-    assert parts[0] == pytest.approx(whole[0], rel=1e-12, abs=1e-14)
-    assert parts[1] == pytest.approx(whole[1], rel=1e-12, abs=1e-14)
-    np.testing.assert_allclose(parts[2], whole[2], rtol=1e-12)
+    assert parts[0] == pytest.approx(undivided[0], rel=1e-12, abs=1e-14)
+    assert parts[1] == pytest.approx(undivided[1], rel=1e-12, abs=1e-14)
+    np.testing.assert_allclose(parts[2], undivided[2], rtol=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
@@ -255,7 +255,7 @@ def test_around_the_sampler_the_policy_in_the_update_is_compared_with_it(
 
 
 @pytest.mark.parametrize(
-    ("rejection", "told"),
+    ("rejection", "message"),
     [
         ({"token": 0.5}, r"rejection.token = 0.5: give \[low, high\]"),
         ({"mean_k3": [0.1, 0.2]}, "rejection.mean_k3 = .*: give an upper bound, one number"),
@@ -271,6 +271,6 @@ def test_around_the_sampler_the_policy_in_the_update_is_compared_with_it(
         ({"mean_k1": 0.1}, "should be 'token', 'any_token'"),
     ],
 )
-def test_bounds_that_are_none_are_refused(rejection: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_bounds_that_are_none_are_refused(rejection: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         GRPO(rejection=rejection)

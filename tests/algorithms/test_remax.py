@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.layouts import total, whole
+from helpers.layouts import total, undivided
 from postgrad.algorithms import remax
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
@@ -30,7 +30,7 @@ def test_advantages_are_rewards_above_the_greedy_answer_s(make_batch: Any) -> No
     assert advantages == [0.5, -0.5, 0.0]
     assert credit.experience.has_gradient.tolist() == [True, True, False]
     flat = np.zeros(len(credit.experience.sequences.tokens.values))
-    loss, gradient, _ = total(algorithm, credit.experience, whole(credit.experience), flat)
+    loss, gradient, _ = total(algorithm, credit.experience, undivided(credit.experience), flat)
     assert loss == 0.0  # -(3 * 0.5 - 3 * 0.5) / 9 loss tokens
     np.testing.assert_allclose(gradient[2:5], -0.5 / 9, rtol=1e-6)
     assert algorithm.trained_samples(40, 5) == 32

@@ -28,10 +28,10 @@ BY_TOKEN = {"loss_type": "dapo"}  # a mean over the tokens of the update
 
 def padded(rows: list[np.ndarray]) -> torch.Tensor:
     """[B, longest] float64 with zeros behind each row."""
-    whole = np.zeros((len(rows), max(map(len, rows))))
+    padded_rows = np.zeros((len(rows), max(map(len, rows))))
     for i, row in enumerate(rows):
-        whole[i, : len(row)] = row
-    return torch.from_numpy(whole)
+        padded_rows[i, : len(row)] = row
+    return torch.from_numpy(padded_rows)
 
 
 def peer_loss(columns: dict[str, list[np.ndarray]], **knobs: Any) -> tuple[float, list[np.ndarray]]:
@@ -200,7 +200,7 @@ def test_the_same_tensors_give_the_same_loss_and_gradient(
     if name == "ppo":  # by token: TRL has no critic, but its loss takes what one would have made
         columns["advantages"] = [rng.normal(size=n) for n in LENGTHS]
     wanted, slopes = peer_loss(columns, **theirs)
-    found, gradients = our_loss(name, columns, **ours)
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-7)  # our weights are float32
+    loss, gradients = our_loss(name, columns, **ours)
+    assert loss == pytest.approx(wanted, rel=1e-6, abs=1e-7)  # our weights are float32
     for gradient, slope in zip(gradients, slopes, strict=True):
         np.testing.assert_allclose(gradient, slope, rtol=1e-6, atol=1e-9)

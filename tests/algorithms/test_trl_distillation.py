@@ -52,9 +52,9 @@ def peer_loss(student: torch.Tensor, teacher: torch.Tensor, **knobs: float) -> A
     shape = len(LENGTHS), max(LENGTHS)
     labels = torch.full(shape, -100)
     padded = [logits.new_zeros(*shape, VOCABULARY) for logits in (student, teacher)]
-    for whole, logits in zip(padded, (student, teacher), strict=True):
+    for padded_logits, logits in zip(padded, (student, teacher), strict=True):
         for row, part in enumerate(logits.split(LENGTHS)):
-            whole[row, : len(part)] = part
+            padded_logits[row, : len(part)] = part
             labels[row, : len(part)] = 1
     return GKDTrainer.generalized_jsd_loss(*padded, labels=labels, **knobs)
 
@@ -80,10 +80,10 @@ def test_the_first_steps_have_the_losses_and_gradients_of_trl(
     ours, theirs = (start.clone().requires_grad_() for _ in range(2))
     steppers = [torch.optim.Adam([logits], lr=0.05) for logits in (ours, theirs)]
     for _ in range(STEPS):
-        mine = our_loss(algorithm, ours, teacher)
+        our_result = our_loss(algorithm, ours, teacher)
         other = peer_loss(theirs, teacher, beta=beta, temperature=temperature)
-        assert float(mine.detach()) == pytest.approx(float(other.detach()), abs=1e-5)
-        for loss, stepper in ((mine, steppers[0]), (other, steppers[1])):
+        assert float(our_result.detach()) == pytest.approx(float(other.detach()), abs=1e-5)
+        for loss, stepper in ((our_result, steppers[0]), (other, steppers[1])):
             stepper.zero_grad()
             loss.backward()
         assert ours.grad is not None

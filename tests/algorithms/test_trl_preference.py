@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.layouts import total, whole
+from helpers.layouts import total, undivided
 from helpers.packages import TRL
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.ragged import Ragged
@@ -92,9 +92,9 @@ def ours(
     mask = Ragged.of([[0] * PROMPT + [1] * n for n in LENGTHS], np.bool_)
 
     def wide(flat: np.ndarray) -> np.ndarray:
-        found = np.zeros(len(mask.values))
-        found[mask.values] = flat
-        return found
+        scattered = np.zeros(len(mask.values))
+        scattered[mask.values] = flat
+        return scattered
 
     group = np.arange(len(LENGTHS)) // 2
     sequences = Sequences(mask.like(np.zeros(len(mask.values), np.int32)), mask, group)
@@ -103,15 +103,15 @@ def ours(
     experience = algorithm.experience(sequences, labels, column, columns.get("mismatched"))
     if name == "aot":
         experience = algorithm.with_own(experience, [mask.like(wide(logprobs))])
-    loss, gradient, metrics = total(algorithm, experience, whole(experience), wide(logprobs))
+    loss, gradient, metrics = total(algorithm, experience, undivided(experience), wide(logprobs))
     return loss, gradient[mask.values], algorithm.report(metrics)
 
 
-def agree(found: Any, loss: Tensor, leaf: Tensor) -> None:
+def agree(outcome: Any, loss: Tensor, leaf: Tensor) -> None:
     loss.backward()
     assert leaf.grad is not None
-    assert found[0] == pytest.approx(float(loss.detach()), rel=1e-6)
-    np.testing.assert_allclose(found[1], leaf.grad.numpy(), rtol=1e-5, atol=1e-8)
+    assert outcome[0] == pytest.approx(float(loss.detach()), rel=1e-6)
+    np.testing.assert_allclose(outcome[1], leaf.grad.numpy(), rtol=1e-5, atol=1e-8)
 
 
 CHOSEN, REJECTED = [0, 2, 4], [1, 3, 5]
@@ -187,11 +187,11 @@ def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
     leaf = torch.tensor(logprobs, requires_grad=True)
     trainer = bare(DPOTrainer, **DPO_TRAINER | theirs)
     loss = loss_of(trainer, leaf, ref)
-    found = ours(name, knobs, logprobs, ref)
-    agree(found, loss, leaf)
+    outcome = ours(name, knobs, logprobs, ref)
+    agree(outcome, loss, leaf)
     if name == "dpo" and knobs == {"beta": 0.3}:
         metrics = {key: value[0] for key, value in trainer._metrics["train"].items()}
-        for own, peer in (
+        for metric, peer in (
             ("reward_chosen", "rewards/chosen"),
             ("reward_rejected", "rewards/rejected"),
             ("reward_margin", "rewards/margins"),
@@ -199,7 +199,7 @@ def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
             ("logprob_chosen", "logps/chosen"),
             ("logprob_rejected", "logps/rejected"),
         ):
-            assert found[2][f"policy/{own}"] == pytest.approx(metrics[peer], rel=1e-5)
+            assert outcome[2][f"policy/{metric}"] == pytest.approx(metrics[peer], rel=1e-5)
 
 
 @pytest.mark.parametrize(("name", "knobs", "theirs"), VARIANTS)
@@ -221,18 +221,18 @@ def test_twenty_steps_of_dpo_trainer_have_the_same_losses(
     for _ in range(20):
         before, after = torch.tensor(rng.integers(0, 8, (2, sum(LENGTHS))))
         ref = start.log_softmax(-1)[before, after].float().double().numpy()
-        mine, peer = (table.log_softmax(-1)[before, after] for table in tables)
-        loss, gradient, _ = ours(name, knobs, mine.detach().numpy(), ref)
-        mine.backward(torch.tensor(gradient))
+        policy_logprobs, peer = (table.log_softmax(-1)[before, after] for table in tables)
+        loss, gradient, _ = ours(name, knobs, policy_logprobs.detach().numpy(), ref)
+        policy_logprobs.backward(torch.tensor(gradient))
         other = loss_of(trainer, peer, ref)
         other.backward()
         losses.append((loss, float(other.detach())))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    own, peers = np.array(losses).T
-    np.testing.assert_allclose(own, peers, rtol=1e-5, atol=1e-5)
-    assert np.ptp(own) > 0.01  # they moved
+    our_losses, peers = np.array(losses).T
+    np.testing.assert_allclose(our_losses, peers, rtol=1e-5, atol=1e-5)
+    assert np.ptp(our_losses) > 0.01  # they moved
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -294,7 +294,7 @@ def test_cpo_trainer_gives_the_same_loss_and_gradient(
     trainer = bare(CPOTrainer, **(settings | theirs))
     lengths = torch.tensor(LENGTHS)
     each = torch.split(leaf - torch.tensor(ref) if name == "dpo" else leaf, LENGTHS)
-    sums = torch.stack([one.sum() for one in each])
+    sums = torch.stack([logprobs_of_row.sum() for logprobs_of_row in each])
     values = sums / lengths if name == "simpo" else sums
     losses, *_ = trainer.cpo_loss(values[CHOSEN], values[REJECTED])
     agree(ours(name, knobs, logprobs, ref), losses.mean(), leaf)
@@ -307,14 +307,14 @@ def test_orpo_trainer_gives_the_same_odds_ratio_term(seed: int) -> None:
 
     logprobs, ref = tensors(seed)
     leaf = torch.tensor(logprobs, requires_grad=True)
-    means = torch.stack([one.mean() for one in torch.split(leaf, LENGTHS)])
+    means = torch.stack([logprobs_of_row.mean() for logprobs_of_row in torch.split(leaf, LENGTHS)])
     losses, *_ = bare(ORPOTrainer, beta=0.3).odds_ratio_loss(means[CHOSEN], means[REJECTED])
-    found = ours("orpo", {"odds_coef": 0.3, "nll_coef": 0.0}, logprobs, ref)
+    outcome = ours("orpo", {"odds_coef": 0.3, "nll_coef": 0.0}, logprobs, ref)
     loss = -losses.mean()
     loss.backward()
     assert leaf.grad is not None
-    assert found[0] == pytest.approx(float(loss.detach()), rel=1e-5)
-    np.testing.assert_allclose(found[1], leaf.grad.numpy(), rtol=1e-4, atol=1e-6)
+    assert outcome[0] == pytest.approx(float(loss.detach()), rel=1e-5)
+    np.testing.assert_allclose(outcome[1], leaf.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shift", [-1.0, 1.0])
@@ -348,17 +348,17 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(
     }
     loss = trainer._compute_loss(model_of(padded(leaf, rows)), inputs, False)
     knobs = {"loss": kind, "beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.5}
-    found = ours("kto", knobs, logprobs, ref, labels=labels, mismatched=mismatched)
-    agree(found, loss, leaf)
+    outcome = ours("kto", knobs, logprobs, ref, labels=labels, mismatched=mismatched)
+    agree(outcome, loss, leaf)
     metrics = {key: value[0] for key, value in trainer._metrics["train"].items()}
-    for own, peer in (
+    for metric, peer in (
         ("z", "kl"),
         ("reward_desirable", "rewards/chosen"),
         ("reward_undesirable", "rewards/rejected"),
         ("reward_margin", "rewards/margins"),
         ("logprob_desirable", "logps/chosen"),
     ):
-        assert found[2][f"policy/{own}"] == pytest.approx(metrics[peer], rel=1e-5, abs=1e-7)
+        assert outcome[2][f"policy/{metric}"] == pytest.approx(metrics[peer], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -383,10 +383,10 @@ def test_reward_trainer_gives_the_same_loss_gradient_and_metrics(
     tokens = Ragged.of([[1, 2]] * 6, np.int32)
     sequences = Sequences(tokens, tokens.like(np.zeros(12, np.bool_)), np.arange(6) // 2)
     experience = algorithm.experience(sequences, margins)
-    found = total(algorithm, experience, whole(experience), np.repeat(scores, 2), "score")
-    agree((found[0], found[1][1::2]), loss, leaf)
+    outcome = total(algorithm, experience, undivided(experience), np.repeat(scores, 2), "score")
+    agree((outcome[0], outcome[1][1::2]), loss, leaf)
     metrics = {key: value[0] for key, value in trainer._metrics["train"].items()}
-    report = algorithm.report(found[2])
+    report = algorithm.report(outcome[2])
     assert report["reward_model/accuracy"] == pytest.approx(metrics["accuracy"], rel=1e-6)
     assert report["reward_model/margin"] == pytest.approx(metrics["margin"], rel=1e-5)
     assert report["reward_model/reward_mean"] == pytest.approx(metrics["mean_reward"], rel=1e-5)

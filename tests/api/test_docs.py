@@ -33,12 +33,12 @@ def test_every_example_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     make_fresh(ModelInit.model_validate(INIT), [], 0, Path("Qwen/Qwen3-0.6B"))
     write_pairs(Path("pairs.jsonl"))
-    known: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for number, example in enumerate(examples, 1):
-        exec(compile(example, f"{PAGE.name}, example {number}", "exec"), known)  # noqa: S102
-    told = capsys.readouterr().out
-    assert "did you mean 'batch.rollout_batch_size'?" in told
-    assert "[(4, True)]" in told
+        exec(compile(example, f"{PAGE.name}, example {number}", "exec"), namespace)  # noqa: S102
+    stdout = capsys.readouterr().out
+    assert "did you mean 'batch.rollout_batch_size'?" in stdout
+    assert "[(4, True)]" in stdout
     assert Path("models/spell-backward/model.safetensors").is_file()
     assert Path("runs/dpo/summary.json").is_file()
     assert Path("runs/again/checkpoints/latest").read_text("utf-8").strip() == "step-000004"

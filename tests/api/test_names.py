@@ -23,9 +23,9 @@ def functions_of(public: Any) -> list[Any]:
     """A function, or what a class says itself that is no underscore's."""
     if inspect.isfunction(public):
         return [public]
-    own = [one for name, one in vars(public).items() if not name.startswith("_")]
-    own = [one.fget if isinstance(one, property) else one for one in own]
-    return [one for one in own if inspect.isfunction(one)]
+    members = [member for name, member in vars(public).items() if not name.startswith("_")]
+    members = [member.fget if isinstance(member, property) else member for member in members]
+    return [member for member in members if inspect.isfunction(member)]
 
 
 @pytest.mark.parametrize("name", postgrad.__all__)

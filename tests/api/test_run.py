@@ -42,7 +42,7 @@ def test_samples_come_one_at_a_time_in_order(run: Run) -> None:
     every = list(run.samples())
     lines = (run.path / "samples.jsonl").read_text("utf-8").splitlines()
     assert every == [json.loads(line) for line in lines]
-    assert list(run.samples(step=2)) == [one for one in every if one["step"] == 2]
+    assert list(run.samples(step=2)) == [sample for sample in every if sample["step"] == 2]
     assert next(run.samples(step=3))["step"] == 3
 
 
@@ -122,24 +122,24 @@ RAW: dict[str, Any] = {
 
 def test_a_recipe_in_python_is_the_one_of_a_file() -> None:
     file = parse_recipe({"job": "rl", "algorithm": {"type": "grpo", "clip_high": 0.3}, **RAW})
-    made = RLRecipe(**RAW | {"run_dir": Path("runs/x")}, algorithm=GRPO(clip_high=0.3))
-    assert made == file
-    assert recipe_from_json(made.dump()) == file
-    assert made.eval.sets[0].path == made.data.path  # completed as a file is
+    recipe = RLRecipe(**RAW | {"run_dir": Path("runs/x")}, algorithm=GRPO(clip_high=0.3))
+    assert recipe == file
+    assert recipe_from_json(recipe.dump()) == file
+    assert recipe.eval.sets[0].path == recipe.data.path  # completed as a file is
 
 
 def test_numbers_of_numpy_are_plain_numbers_in_a_recipe() -> None:
     numbers = {"steps": np.int64(3), "learner": {"lr": np.float32(0.5)}}
-    made = RLRecipe(**RAW | numbers, algorithm=GRPO())
-    assert (made.steps, made.learner.lr) == (3, 0.5)
+    recipe = RLRecipe(**RAW | numbers, algorithm=GRPO())
+    assert (recipe.steps, recipe.learner.lr) == (3, 0.5)
     with pytest.raises(UsageError, match=r"steps = 2\.5: input should be a valid integer"):
         RLRecipe(**RAW | {"steps": np.float64(2.5)}, algorithm=GRPO())
 
 
 def test_a_section_may_be_its_settings_and_takes_over_only_what_they_state() -> None:
     batch = RolloutBatchSettings(rollout_batch_size=4)
-    made = RLRecipe(**RAW | {"batch": batch}, algorithm=GRPO())
-    assert made == RLRecipe(**RAW, algorithm=GRPO())
+    recipe = RLRecipe(**RAW | {"batch": batch}, algorithm=GRPO())
+    assert recipe == RLRecipe(**RAW, algorithm=GRPO())
 
 
 @pytest.mark.parametrize(

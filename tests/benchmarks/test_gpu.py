@@ -52,7 +52,7 @@ def test_each_result_is_in_the_file_before_the_next_case_begins(here: Session) -
 
     session.serve("decode", [Case("a", 1, look), Case("b", 1, look)], here)
     assert seen == [["a"], ["a", "b"]]
-    assert [one["number"] for one in cases_of(here, "decode").values()] == [1, 2]
+    assert [case["number"] for case in cases_of(here, "decode").values()] == [1, 2]
     assert "under_way" not in Store(here.to).part("decode")
 
 
@@ -66,19 +66,19 @@ def test_a_case_that_fails_or_is_skipped_says_why_and_the_others_go_on(here: Ses
     session.serve(
         "step", [Case("a", 1, fail), Case("b", 1, skip), Case("c", 1, lambda: {"n": 1})], here
     )
-    found = cases_of(here, "step")
-    assert found["a"]["failed"] == "ValueError: no such kernel"
-    assert any("no such kernel" in line for line in found["a"]["traceback"])
-    assert found["b"]["skipped"] == "vllm is not installed here"
-    assert found["c"]["n"] == 1
+    cases = cases_of(here, "step")
+    assert cases["a"]["failed"] == "ValueError: no such kernel"
+    assert any("no such kernel" in line for line in cases["a"]["traceback"])
+    assert cases["b"]["skipped"] == "vllm is not installed here"
+    assert cases["c"]["n"] == 1
 
 
 def test_a_case_that_the_time_does_not_allow_is_skipped(tmp_path: Path) -> None:
     real = Session(tmp_path, tmp_path, "cpu", False, time.time() + 10)
     session.serve("step", [Case("a", 60, lambda: {"n": 1}), Case("b", 1, lambda: {"n": 2})], real)
-    found = cases_of(real, "step")
-    assert found["a"]["skipped"].startswith("it takes up to 60 s and ")
-    assert found["b"]["n"] == 2
+    cases = cases_of(real, "step")
+    assert cases["a"]["skipped"].startswith("it takes up to 60 s and ")
+    assert cases["b"]["n"] == 2
 
 
 def test_a_broken_device_ends_the_process_and_the_next_one_goes_on_behind(here: Session) -> None:
@@ -124,9 +124,9 @@ def run_part(
 
 def test_a_part_whose_process_is_killed_is_started_again(here: Session, monkeypatch: Any) -> None:
     assert run_part(here, monkeypatch, ("a", -11), ("b", 3), (None, 0)) == "whole"
-    found = cases_of(here, "training")
-    assert found["a"]["failed"] == "its process ended with signal 11: see log.txt"
-    assert found["b"]["failed"] == "its process ended with exit status 3: see log.txt"
+    cases = cases_of(here, "training")
+    assert cases["a"]["failed"] == "its process ended with signal 11: see log.txt"
+    assert cases["b"]["failed"] == "its process ended with exit status 3: see log.txt"
 
 
 def test_a_part_that_gets_nowhere_is_not_started_again(here: Session, monkeypatch: Any) -> None:
@@ -187,17 +187,17 @@ def results(**cases: Any) -> dict[str, Any]:
 
 
 def test_nothing_was_run_before_the_first_session() -> None:
-    found = goals.outcomes({})
-    assert {one.shown for one in found} == {"not run yet"}
-    assert {one.verdict for one in found} == {"not run"}
+    outcomes = goals.outcomes({})
+    assert {outcome.shown for outcome in outcomes} == {"not run yet"}
+    assert {outcome.verdict for outcome in outcomes} == {"not run"}
 
 
 def test_a_figure_is_held_to_its_goal() -> None:
     for mfu, verdict in ((0.5, "met"), (0.45, "met"), (0.2, "missed"), (float("nan"), "missed")):
-        found = goals.outcomes(results(**{"1.5B 4k": {"mfu": mfu}}))
-        (one,) = [one for one in found if one.figure.label == "SFT 1.5B 4k: MFU"]
-        assert (one.figure.goal, one.verdict) == (">= 45.0%", verdict)
-    (cost,) = [one for one in goals.figures() if "deterministic" in one.label]
+        outcomes = goals.outcomes(results(**{"1.5B 4k": {"mfu": mfu}}))
+        (outcome,) = [each for each in outcomes if each.figure.label == "SFT 1.5B 4k: MFU"]
+        assert (outcome.figure.goal, outcome.verdict) == (">= 45.0%", verdict)
+    (cost,) = [figure for figure in goals.figures() if "deterministic" in figure.label]
     assert (cost.verdict(0.09), cost.verdict(0.11)) == ("met", "missed")
 
 
@@ -210,12 +210,14 @@ def test_a_check_passes_or_does_not() -> None:
         ({"skipped": "they need a GPU"}, "not run yet", "not run"),
     ):
         everything = {"parts": {"checks": {"cases": {"tests/gpu": result}}}}
-        (one,) = [one for one in goals.outcomes(everything) if one.figure.case == "tests/gpu"]
-        assert (one.shown, one.verdict) == (shown, verdict)
+        (outcome,) = [
+            each for each in goals.outcomes(everything) if each.figure.case == "tests/gpu"
+        ]
+        assert (outcome.shown, outcome.verdict) == (shown, verdict)
 
 
 def test_the_report_names_what_missed_failed_and_did_not_run() -> None:
-    found = results(
+    measured = results(
         **{
             "1.5B 4k": {"mfu": 0.2},
             "0.6B 4k": {"mfu": 0.3},
@@ -223,7 +225,7 @@ def test_the_report_names_what_missed_failed_and_did_not_run() -> None:
             "1.5B 4k checkpointing": {"skipped": "it takes up to 25 s and 3 were left"},
         }
     )
-    text = goals.report(found)
+    text = goals.report(measured)
     assert "missed: 1\n  SFT 1.5B 4k: MFU: 20.0%, wanted >= 45.0%" in text
     assert "failed: 1\n  training: 1.5B 16k: OutOfMemoryError: 3 bytes" in text
     assert "  SFT 1.5B 4k checkpointing: MFU: skipped: it takes up to 25 s" in text
@@ -232,7 +234,7 @@ def test_the_report_names_what_missed_failed_and_did_not_run() -> None:
 
 
 def test_goals_are_those_of_the_issue() -> None:
-    stated = {one.label: one.goal for one in goals.figures() if one.goal}
+    stated = {figure.label: figure.goal for figure in goals.figures() if figure.goal}
     checks = {label for label in stated if label.startswith("check: ")}
     assert {stated.pop(label) for label in checks} == {"passes"}
     assert stated == {
@@ -314,17 +316,17 @@ def test_busy_time_counts_what_overlaps_once() -> None:
     assert profiling.busy([]) == 0.0
 
 
-def event(name: str, start: float, end: float, own: float) -> Any:
+def event(name: str, start: float, end: float, self_time: float) -> Any:
     span = SimpleNamespace(start=start, end=end)
-    return SimpleNamespace(name=name, time_range=span, self_cpu_time_total=own)
+    return SimpleNamespace(name=name, time_range=span, self_cpu_time_total=self_time)
 
 
 def test_kernels_are_summed_by_name_and_the_device_is_idle_between_them() -> None:
     events = [event("mm", 0, 100, 0), event("add", 200, 250, 0), event("mm", 300, 400, 0)]
-    found = profiling.summed(events, 500e-6, kernels=True)
-    assert found["idle_share"] == pytest.approx(0.5)
-    assert [one["name"] for one in found["largest"]] == ["mm", "add"]
-    assert found["largest"][0] | {"name": ""} == {
+    profile = profiling.summed(events, 500e-6, kernels=True)
+    assert profile["idle_share"] == pytest.approx(0.5)
+    assert [kernel["name"] for kernel in profile["largest"]] == ["mm", "add"]
+    assert profile["largest"][0] | {"name": ""} == {
         "name": "", "calls": 2, "seconds": pytest.approx(200e-6), "share": pytest.approx(0.4)
     }  # fmt: skip
     assert profiling.summed([], 1.0, kernels=True)["idle_share"] is None
@@ -340,9 +342,9 @@ def test_rows_have_as_many_tokens_as_they_are_to_have(tmp_path: Path) -> None:
     rows = workload.write_conversations(tmp_path / "rows.jsonl", lengths)
     settings = DataSettings(path=str(rows), max_len=128, shuffle=False)
     read = load_conversations(settings, tokenizer).all()
-    assert [len(one.token_ids) for one in read] == lengths.tolist()
+    assert [len(conversation.token_ids) for conversation in read] == lengths.tolist()
     bearing = lengths - workload.asked(lengths) - (workload.TEMPLATE_TOKENS - 1)
-    assert [int(one.loss_mask.sum()) for one in read] == bearing.tolist()
+    assert [int(conversation.loss_mask.sum()) for conversation in read] == bearing.tolist()
     rows = workload.write_questions(tmp_path / "questions.jsonl", lengths)
     for line, length in zip(rows.read_text("utf-8").splitlines(), lengths, strict=True):
         messages = [{"role": "user", "content": json.loads(line)["question"]}]
@@ -379,12 +381,12 @@ def test_the_limit_of_decoding_reads_each_byte_once(tmp_path: Path) -> None:
 
     real = Session(tmp_path, tmp_path, "cuda", False, 0.0)
     card: Any = SimpleNamespace(copy_bandwidth=4e12)
-    found = limit_of(real, card, LOADS[0], prompts_of(real, LOADS[0]))
-    assert found["weight_bytes"] == 2 * 1_543_714_304  # Qwen2.5-1.5B
+    limit = limit_of(real, card, LOADS[0], prompts_of(real, LOADS[0]))
+    assert limit["weight_bytes"] == 2 * 1_543_714_304  # Qwen2.5-1.5B
     per_token = 2 * 28 * 2 * 128 * 2
-    assert found["cache_bytes"] == 256 * (1024 - 100 + 4 + 48) * per_token
-    read = found["weight_bytes"] + found["cache_bytes"]
-    assert found["limit_tokens_per_second"] == pytest.approx(256 * 4e12 / read)
+    assert limit["cache_bytes"] == 256 * (1024 - 100 + 4 + 48) * per_token
+    read = limit["weight_bytes"] + limit["cache_bytes"]
+    assert limit["limit_tokens_per_second"] == pytest.approx(256 * 4e12 / read)
     shared = limit_of(real, card, LOADS[1], prompts_of(real, LOADS[1]))
     assert shared["cache_bytes"] == (32 * (1024 - 100) + 256 * 52) * per_token
 
@@ -434,12 +436,14 @@ def test_a_dry_run_comes_to_its_end_without_what_it_does_not_need(tmp_path: Path
         env=os.environ | {"PYTHONPATH": f"{shut_out}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = Store(to).read()
-    assert found["about"]["done"]
-    assert {name: part["ended"] for name, part in found["parts"].items()} == dict.fromkeys(
+    recorded = Store(to).read()
+    assert recorded["about"]["done"]
+    assert {name: part["ended"] for name, part in recorded["parts"].items()} == dict.fromkeys(
         session.PARTS, "whole"
     )
-    cases = {name: case for part in found["parts"].values() for name, case in part["cases"].items()}
+    cases = {
+        name: case for part in recorded["parts"].values() for name, case in part["cases"].items()
+    }
     assert {name: case["failed"] for name, case in cases.items() if "failed" in case} == {}
     skipped = {name for name, case in cases.items() if "skipped" in case}
     assert {name for name in skipped if "graphs off" not in name} == OPTIONAL | NOT_HERE

@@ -11,12 +11,12 @@ def test_a_fit_finds_both_terms() -> None:
     for point in points:
         point.seconds.append(2e-4 * point.tokens + 3e-8 * point.squares)
         point.peaks.append(2**20)
-    found = fitted(points)
-    assert found["a_microseconds_per_token"] == pytest.approx(200)
-    assert found["b_nanoseconds_per_squared_length"] == pytest.approx(30)
-    assert found["largest_relative_error"] == pytest.approx(0, abs=1e-9)
-    assert len(found["points"]) == 2 * len(SCALES) - 1
-    assert found["points"][0]["peak_mib"] == 1.0
+    coefficients = fitted(points)
+    assert coefficients["a_microseconds_per_token"] == pytest.approx(200)
+    assert coefficients["b_nanoseconds_per_squared_length"] == pytest.approx(30)
+    assert coefficients["largest_relative_error"] == pytest.approx(0, abs=1e-9)
+    assert len(coefficients["points"]) == 2 * len(SCALES) - 1
+    assert coefficients["points"][0]["peak_mib"] == 1.0
 
 
 def test_no_term_is_negative() -> None:

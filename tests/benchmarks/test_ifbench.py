@@ -31,8 +31,8 @@ def test_every_kind_of_ifbench_is_asked() -> None:
 def test_a_response_that_two_checkers_judge_differently_is_named_and_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    own = {"format:no_whitespace": NoWhitespace}
-    monkeypatch.setattr("benchmarks.ifbench.registry", lambda _: own)
+    verifiers = {"format:no_whitespace": NoWhitespace}
+    monkeypatch.setattr("benchmarks.ifbench.registry", lambda _: verifiers)
     assert main([str(tmp_path), "--to", str(tmp_path / "results.json")]) == 1
     written = json.loads((tmp_path / "results.json").read_text("utf-8"))
     row = written["kinds"]["format:no_whitespace"]

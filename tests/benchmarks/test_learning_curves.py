@@ -14,8 +14,8 @@ NUMBERS = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 
 
 @given(NUMBERS, NUMBERS)
-def test_ticks_hold_all_values_between_them(one: float, other: float) -> None:
-    low, high = sorted((one, other))
+def test_ticks_hold_all_values_between_them(start: float, other: float) -> None:
+    low, high = sorted((start, other))
     ticks = ticks_between(low, high)
     assert ticks == sorted(set(ticks))
     assert 2 <= len(ticks) <= 9
@@ -25,13 +25,13 @@ def test_ticks_hold_all_values_between_them(one: float, other: float) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 500), NUMBERS, min_size=1, max_size=200))
-def test_bins_keep_the_last_step_and_the_range(one: dict[int, float]) -> None:
-    short = learning_curves.binned(one, 8)
+def test_bins_keep_the_last_step_and_the_range(curve: dict[int, float]) -> None:
+    short = learning_curves.binned(curve, 8)
     assert len(short) <= 8
-    assert max(short) == max(one)
-    slack = 1e-6 * (1 + max(map(abs, one.values())))
-    assert min(one.values()) - slack <= min(short.values())
-    assert max(short.values()) <= max(one.values()) + slack
+    assert max(short) == max(curve)
+    slack = 1e-6 * (1 + max(map(abs, curve.values())))
+    assert min(curve.values()) - slack <= min(short.values())
+    assert max(short.values()) <= max(curve.values()) + slack
 
 
 def test_a_picture_is_xml_that_says_its_numbers() -> None:
@@ -62,8 +62,8 @@ def test_a_section_stands_in_place_of_the_one_before(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text(json.dumps(event) + "\n{", "utf-8")
     recipe = {"versions": {"postgrad": "0.1.0", "transformers": "5.23.0", **versions}}
     (run / "recipe.json").write_text(json.dumps(recipe), "utf-8")
-    made = learning_curves.day_and_versions([run])
-    learning_curves.write(page, learning_curves.section(figure, {"0": curve}, made))
+    caption = learning_curves.day_and_versions([run])
+    learning_curves.write(page, learning_curves.section(figure, {"0": curve}, caption))
     text = page.read_text("utf-8")
     versions = "postgrad 0.1.0, torch 2.13.0, transformers 5.23.0"
     assert f"What it is. Made on 2026-11-22 with {versions} by\n\n```sh\na command\n" in text

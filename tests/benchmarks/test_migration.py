@@ -62,13 +62,13 @@ def test_commands_on_pages_and_in_docstrings_count(tmp_path: Path) -> None:
     scripts.mkdir(parents=True)
     text = "Run it so:\n\n# first\naccelerate launch examples/scripts/dpo.py --beta 0.1\n"
     (scripts / "dpo.py").write_text(f'"""{text}"""\n', "utf-8")
-    found = count("trl", tmp_path)
-    assert found.sources == found.commands == 2
-    assert dict(found.flags["carried"]) == {
+    counted = count("trl", tmp_path)
+    assert counted.sources == counted.commands == 2
+    assert dict(counted.flags["carried"]) == {
         "model_name_or_path": 1, "dataset_name": 1, "beta": 1,
     }  # fmt: skip
-    assert dict(found.flags["lost"]) == {"use_liger_kernel": 1}
-    assert len(found.refused["incomplete"]) == 1  # the example names neither model nor data
+    assert dict(counted.flags["lost"]) == {"use_liger_kernel": 1}
+    assert len(counted.refused["incomplete"]) == 1  # the example names neither model nor data
 
 
 PROGRAMS = """
@@ -98,14 +98,18 @@ def test_python_programs_of_pages_examples_and_notebooks_count(tmp_path: Path) -
     (scripts / "flags.py").write_text(typed, "utf-8")
     cells = [{"cell_type": "code", "source": ["SFTTrainer('m', train_dataset=rows())"]}]
     (scripts / "a.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
-    found = count("trl", tmp_path, of_programs=True)
-    assert {name: len(texts) for name, texts in found.refused.items()} == {
+    counted = count("trl", tmp_path, of_programs=True)
+    assert {name: len(texts) for name, texts in counted.refused.items()} == {
         "images": 0, "another job": 1, "flags": 1, "unreadable": 1, "incomplete": 1,
     }  # fmt: skip
-    assert found.commands == 2
-    assert dict(found.flags["carried"]) == {"model_name_or_path": 2, "max_steps": 1, "datasets": 1}
-    assert dict(found.flags["not needed"]) == {"run_name": 1}
-    assert dict(found.flags["lost"]) == {"tf32": 1, "train_dataset": 1}
+    assert counted.commands == 2
+    assert dict(counted.flags["carried"]) == {
+        "model_name_or_path": 2,
+        "max_steps": 1,
+        "datasets": 1,
+    }
+    assert dict(counted.flags["not needed"]) == {"run_name": 1}
+    assert dict(counted.flags["lost"]) == {"tf32": 1, "train_dataset": 1}
 
 
 def test_configs_count_with_what_they_inherit(tmp_path: Path) -> None:

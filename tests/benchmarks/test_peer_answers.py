@@ -29,7 +29,7 @@ def test_scores_that_are_equal_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differing", "told", "verdict", "why"),
+    ("differing", "explanation", "verdict", "why"),
     [
         ({}, "", "differs", "nothing explains 'decimals'"),
         ({"decimals": "text"}, "written as the reference is", "told", "text (decimals)"),
@@ -39,9 +39,9 @@ def test_scores_that_are_equal_are_equal() -> None:
     ],
 )
 def test_a_score_that_differs_is_named_and_told(
-    differing: dict[str, str], told: str, verdict: str, why: str
+    differing: dict[str, str], explanation: str, verdict: str, why: str
 ) -> None:
-    row = compared("verl", Scored("gsm8k", GSM8K, exact, ANSWERS, differing, told), draws=1)
+    row = compared("verl", Scored("gsm8k", GSM8K, exact, ANSWERS, differing, explanation), draws=1)
     assert (row.verdict, why in row.why) == (verdict, True)
     assert row.ours == pytest.approx(2 / 3)
     assert row.theirs == pytest.approx(1 / 3)
@@ -66,11 +66,11 @@ def test_penalties_of_length_stand_beside_a_given_score() -> None:
              "reward.reward_model.enable=True", "reward.reward_model.model_path=r",
              f"{buffer}enable=True", f"{buffer}len=20"]  # fmt: skip
     translation = translated("verl", words)
-    given = {answer.name: scores(translation.recipe["rewards"], answer, translation)
-             for answer in weighed(LENGTHS, "1")}  # fmt: skip
-    assert given["80 tokens, stop, score 1"] == 1.0
-    assert given["90 tokens, stop, score 1"] == 0.5
-    assert given["100 tokens, length, score 1"] == 0.0
+    scores_by_answer = {answer.name: scores(translation.recipe["rewards"], answer, translation)
+                        for answer in weighed(LENGTHS, "1")}  # fmt: skip
+    assert scores_by_answer["80 tokens, stop, score 1"] == 1.0
+    assert scores_by_answer["90 tokens, stop, score 1"] == 0.5
+    assert scores_by_answer["100 tokens, length, score 1"] == 0.0
 
 
 def test_reasons_name_their_answers() -> None:

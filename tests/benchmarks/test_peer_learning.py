@@ -57,12 +57,12 @@ def test_ticks_of_steps_are_repeated_for_each_update() -> None:
 def adamw(decays: bool, **knobs: Any) -> Optimizes:
     """A peer whose norms and biases decay, or none of its weights."""
 
-    def made(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, float]:
+    def build_adamw(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, float]:
         decay = 0.1 if decays else 0.0
         return torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=decay, **knobs), 1.0
 
     words = (*TRL, "--weight_decay", "0.1") if decays else TRL
-    return Optimizes("adamw", words, made, Known("all decay") if decays else None)
+    return Optimizes("adamw", words, build_adamw, Known("all decay") if decays else None)
 
 
 def test_decay_and_moments_are_compared() -> None:
@@ -78,9 +78,9 @@ def test_a_filter_of_samples_is_compared_with_the_recipe_s_of_groups() -> None:
     words = (*OPENRLHF, "--dynamic_filtering", "--dynamic_filtering_reward_range", "0", "1")
     groups = [Group("mixed", np.array([1.0, 0.0]), np.array([1.0, 0.0])),
               Group("right", np.array([1.0, 1.0]), np.array([1.0, 0.5]))]  # fmt: skip
-    same = Filters("mixed groups", words, lambda one: one.name == "mixed", groups)
+    same = Filters("mixed groups", words, lambda sample_group: sample_group.name == "mixed", groups)
     assert compared("openrlhf", same, 1).verdict == "equal"
-    single = Filters("one sample", words, lambda one: one.first > 0.5, groups)
+    single = Filters("one sample", words, lambda sample_group: sample_group.first > 0.5, groups)
     row = compared("openrlhf", single, 1)
     assert (row.verdict, row.loss) == ("differs", 0.75)
 
@@ -99,10 +99,10 @@ def test_a_coefficient_that_adapts_is_compared_step_by_step() -> None:
 
     def controlled(steps: object, by: float = 1.0) -> np.ndarray:
         value, values = 0.05, []
-        for one in steps:  # pyright: ignore[reportGeneralTypeIssues]
+        for batch in steps:  # pyright: ignore[reportGeneralTypeIssues]
             values.append(value)
-            kl = responses(one, one.padded(one.old) - one.padded(one.ref))
-            value *= 1 + by * np.clip(kl / 0.3 - 1, -0.2, 0.2) * len(one) / 1000
+            kl = responses(batch, batch.padded(batch.old) - batch.padded(batch.ref))
+            value *= 1 + by * np.clip(kl / 0.3 - 1, -0.2, 0.2) * len(batch) / 1000
         return np.array(values)
 
     assert compared("openrlhf", Adapts("same", words, controlled, alike), 1).verdict == "equal"

@@ -38,8 +38,8 @@ def grpo(samples: Samples, added: float = 1e-4, clip: float = 0.2) -> Outcome:
     return Outcome(loss, {"logprobs": gradients, "entropy": zeros, "values": zeros})
 
 
-def case(peer: Callable[[Samples], Outcome], known: Known | None = None) -> Case:
-    return Case("grpo", WORDS, peer, drawn, known)
+def case(peer: Callable[[Samples], Outcome], known_difference: Known | None = None) -> Case:
+    return Case("grpo", WORDS, peer, drawn, known_difference)
 
 
 def test_a_peer_that_computes_the_same_is_equal() -> None:
@@ -71,24 +71,24 @@ def test_a_small_difference_is_seen(added: float, clip: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "verdict"),
+    ("known_difference", "verdict"),
     [
         (Known("halved"), "known"),
-        (Known("halved", told="added to the deviation"), "told"),  # a comment on std_eps
-        (Known("halved", told="halved here"), "differs"),  # which the recipe does not say
+        (Known("halved", note="added to the deviation"), "told"),  # a comment on std_eps
+        (Known("halved", note="halved here"), "differs"),  # which the recipe does not say
         (Known("halved", within=0.4), "differs"),
         (Known("halved", within=0.6), "known"),
     ],
 )
-def test_a_difference_needs_a_reason_that_holds(known: Known, verdict: str) -> None:
+def test_a_difference_needs_a_reason_that_holds(known_difference: Known, verdict: str) -> None:
     def half(samples: Samples) -> Outcome:
         theirs = grpo(samples)
         gradients = [row / 2 for row in theirs.gradients["logprobs"]]
         return replace(theirs, gradients={**theirs.gradients, "logprobs": gradients})
 
-    row = compared("trl", case(half, known), draws=1)
+    row = compared("trl", case(half, known_difference), draws=1)
     assert row.gradient == pytest.approx(0.5, rel=1e-4)
-    assert (row.verdict, known.why in row.why) == (verdict, True)
+    assert (row.verdict, known_difference.why in row.why) == (verdict, True)
 
 
 def test_a_loss_that_is_no_number_differs() -> None:
@@ -143,7 +143,7 @@ def test_the_command_fails_where_a_case_differs_and_keeps_others_entries(
     assert entry["commit"] == "abc"
     assert str(tmp_path) not in entry["command"]
     assert entry["verdicts"] == {"equal": 1, "differs": 1}
-    assert [one["objective"] for one in entry["cases"]] == ["grpo", "half added"]
+    assert [entry_case["objective"] for entry_case in entry["cases"]] == ["grpo", "half added"]
 
 
 def test_an_error_names_its_case() -> None:

@@ -18,8 +18,8 @@ def logprobs(logits: np.ndarray, tokens: np.ndarray, mask: np.ndarray) -> np.nda
     """Of an answer's tokens, each from the logits at the token before it."""
     places = np.flatnonzero(mask)
     rows = logits[places - 1]
-    whole = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
-    return whole[np.arange(len(places)), tokens[places]]
+    logprobs_by_token = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    return logprobs_by_token[np.arange(len(places)), tokens[places]]
 
 
 def sums(texts: Texts) -> np.ndarray:
@@ -36,8 +36,8 @@ def test_a_preference_loss_is_that_of_the_logits(seed: int) -> None:
     texts = written(seed)
     ratio = sums(texts)
     x = 0.3 * (ratio[0::2] - ratio[1::2])
-    found = preference_outcome({"type": "dpo", "beta": 0.3}, texts)
-    assert found.loss == pytest.approx(np.log1p(np.exp(-x)).mean(), rel=1e-6)
+    outcome = preference_outcome({"type": "dpo", "beta": 0.3}, texts)
+    assert outcome.loss == pytest.approx(np.log1p(np.exp(-x)).mean(), rel=1e-6)
 
 
 def test_the_gradient_is_that_of_the_logits() -> None:
@@ -62,8 +62,8 @@ def test_sft_is_a_mean_over_tokens() -> None:
 def test_a_reward_model_s_loss_is_that_of_differences() -> None:
     texts = written(4)
     apart = texts.scores[0::2] - texts.scores[1::2] - texts.margins
-    found = reward_outcome({"type": "bradley_terry", "margin": True}, texts)
-    assert found.loss == pytest.approx(np.log1p(np.exp(-apart)).mean(), rel=1e-6)
+    outcome = reward_outcome({"type": "bradley_terry", "margin": True}, texts)
+    assert outcome.loss == pytest.approx(np.log1p(np.exp(-apart)).mean(), rel=1e-6)
 
 
 def test_texts_of_equal_lengths_have_them() -> None:

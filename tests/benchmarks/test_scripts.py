@@ -45,9 +45,9 @@ def result(name: str, folder: Path, *options: str) -> dict[str, Any]:
     """The JSON that it writes, which names the command that made it."""
     path = folder / f"{name}.json"
     run(name, *options, "--to", str(path))
-    found = json.loads(path.read_text("utf-8"))
-    assert name in found["command"]
-    return found
+    measured = json.loads(path.read_text("utf-8"))
+    assert name in measured["command"]
+    return measured
 
 
 def needs_faults() -> None:
@@ -64,8 +64,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"question": f"Ann has {n} pens and buys {n % 7}. How many?", "answer": f"#### {n + n % 7}"}
         for n in range(64)
     ]
-    said = "\n\nHuman: how far is place {0}?\n\nAssistant: "
-    pairs = [{side: said.format(n) + text for side, text in ANSWERS.items()} for n in range(340)]
+    prompt = "\n\nHuman: how far is place {0}?\n\nAssistant: "
+    pairs = [{side: prompt.format(n) + text for side, text in ANSWERS.items()} for n in range(340)]
     for name, rows in (("gsm8k.jsonl", questions), (PAIRS, pairs)):
         text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
         (folder / name).write_bytes(gzip.compress(text) if name == PAIRS else text)
@@ -86,18 +86,18 @@ def test_every_script_says_what_it_measures(
 
 @pytest.mark.slow
 def test_the_chunked_head_has_the_logprobs_of_whole_logits(tmp_path: Path) -> None:
-    found = result("head_memory", tmp_path, "--entries", "64", "--vocabulary", "1000")
-    chunked, whole = found["chunked"]["mean_logprob"], found["whole"]["mean_logprob"]
-    assert chunked == pytest.approx(whole, abs=1e-5)
+    measured = result("head_memory", tmp_path, "--entries", "64", "--vocabulary", "1000")
+    chunked, unchunked = measured["chunked"]["mean_logprob"], measured["whole"]["mean_logprob"]
+    assert chunked == pytest.approx(unchunked, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_a_save_is_timed_beside_a_copy_of_real_tensors(tmp_path: Path) -> None:
     size = ["--hidden", "64", "--layers", "1", "--steps", "4"]
-    found = result("save_pause", tmp_path, *size)
-    assert found["checkpoint_bytes"] > 1e6
+    measured = result("save_pause", tmp_path, *size)
+    assert measured["checkpoint_bytes"] > 1e6
     seconds = ("step_seconds", "pause_seconds", "one_copy_seconds", "torch_save_seconds")
-    assert all(found[name] > 0 for name in seconds)
+    assert all(measured[name] > 0 for name in seconds)
 
 
 @pytest.mark.slow
@@ -115,19 +115,21 @@ def test_observing_is_timed_in_pairs_of_runs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pairs_share_their_opening_and_an_adapter_its_base(data: Path, tmp_path: Path) -> None:
-    found = result("pairs", tmp_path, str(data / PAIRS), "--rounds", "1", "--heads", "1")
-    assert found["sharing"]["tokens"]["shared"] < found["sharing"]["tokens"]["whole"]
-    assert found["lora"]["lora"]["trained_bytes"] < found["lora"]["full"]["trained_bytes"] / 10
-    assert all(other["distance"] < 1e-5 for other in found["invariance"].values())
+    measured = result("pairs", tmp_path, str(data / PAIRS), "--rounds", "1", "--heads", "1")
+    assert measured["sharing"]["tokens"]["shared"] < measured["sharing"]["tokens"]["whole"]
+    assert (
+        measured["lora"]["lora"]["trained_bytes"] < measured["lora"]["full"]["trained_bytes"] / 10
+    )
+    assert all(other["distance"] < 1e-5 for other in measured["invariance"].values())
 
 
 @pytest.mark.slow
 def test_packed_and_padded_updates_are_the_same_update(tmp_path: Path) -> None:
     small = ["--rounds", "1", "--threads", "1", "--prompts", "2"]
-    found = result("learner", tmp_path, *small)
-    assert found["samples"] == 16
-    assert found["first_update_distance"] < 1e-3
-    assert all(len(seconds) == 1 for seconds in found["seconds"].values())
+    measured = result("learner", tmp_path, *small)
+    assert measured["samples"] == 16
+    assert measured["first_update_distance"] < 1e-3
+    assert all(len(seconds) == 1 for seconds in measured["seconds"].values())
 
 
 @pytest.mark.slow
@@ -143,14 +145,14 @@ def test_an_update_with_shared_states_is_that_with_copies_of_prompts(tmp_path: P
 @pytest.mark.long
 def test_replay_wide_routers_and_a_balance_loss_do_what_they_are_for(tmp_path: Path) -> None:
     small = ["--tokens", "16", "--updates", "20", "--seeds", "1", "--rows", "8"]
-    found = result("mixtures", tmp_path, *small)
-    replay = found["replay"]["4 experts, 2 a token"]
+    measured = result("mixtures", tmp_path, *small)
+    replay = measured["replay"]["4 experts, 2 a token"]
     half, full = replay["bfloat16"], replay["float32"]
     assert half["routed_apart"] > full["routed_apart"] == 0.0
     assert half["sampled"]["kl"] < half["off"]["kl"]
-    many = found["choices"]["128 experts, 8 a token"]
+    many = measured["choices"]["128 experts, 8 a token"]
     assert many["auto"] > 0.01 > many["float32"]
-    without, balanced = (found["balance"][key][0]["router_balance"] for key in ("0.0", "0.01"))
+    without, balanced = (measured["balance"][key][0]["router_balance"] for key in ("0.0", "0.01"))
     assert len(without) == 20
     assert balanced[0] == without[0]
     assert balanced[-1] < without[-1]
@@ -159,10 +161,10 @@ def test_replay_wide_routers_and_a_balance_loss_do_what_they_are_for(tmp_path: P
 @pytest.mark.slow
 def test_sampling_is_timed_without_a_grammar_and_with_each(data: Path, tmp_path: Path) -> None:
     small = ["--rounds", "1", "--samples", "2", "--tokens", "16"]
-    found = result("grammar", tmp_path, "--data", str(data), *small)["grammars"]
-    assert found["none"]["ratio"] == 1.0
-    assert len(found) == 4
-    assert all(one["median"] > 0 for one in found.values())
+    measured = result("grammar", tmp_path, "--data", str(data), *small)["grammars"]
+    assert measured["none"]["ratio"] == 1.0
+    assert len(measured) == 4
+    assert all(grammar["median"] > 0 for grammar in measured.values())
 
 
 @pytest.mark.slow
@@ -176,10 +178,10 @@ def test_episodes_with_what_is_kept_compute_fewer_tokens(data: Path, tmp_path: P
 
 @pytest.mark.long
 def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_path: Path) -> None:
-    found = result("side_by_side", tmp_path, "--steps", "1")
-    call, samples = found["call_seconds"], found["samples"]
-    assert min(found["one_after_the_other"]["seconds"]) >= call * samples
-    assert min(found["side_by_side"]["seconds"]) >= call
+    measured = result("side_by_side", tmp_path, "--steps", "1")
+    call, samples = measured["call_seconds"], measured["samples"]
+    assert min(measured["one_after_the_other"]["seconds"]) >= call * samples
+    assert min(measured["side_by_side"]["seconds"]) >= call
 
 
 @pytest.mark.long
@@ -212,8 +214,8 @@ def test_a_reward_model_and_that_of_trl_read_the_same_tokens_and_learn_the_same(
 ) -> None:
     pytest.importorskip("trl")
     small = ["--steps", "2", "--seeds", "1"]
-    found = result("reward_model", tmp_path, str(data / PAIRS), *small)
-    (seed,) = found["seeds"]
+    measured = result("reward_model", tmp_path, str(data / PAIRS), *small)
+    (seed,) = measured["seeds"]
     assert seed["trl"]["tokens"]["different"] == 0
     assert seed["first_losses_apart"] < 1e-5
     assert seed["postgrad"]["held_out"] == seed["trl"]["held_out"]
@@ -223,10 +225,10 @@ def test_a_reward_model_and_that_of_trl_read_the_same_tokens_and_learn_the_same(
 @pytest.mark.slow
 def test_killed_runs_are_counted_and_compared(tmp_path: Path) -> None:
     needs_faults()
-    found = result("random_kills", tmp_path, "--kills", "3", "--steps", "3")
-    assert found["kills"] == sum(found["kills_by_max_staleness"].values()) == 3
-    assert sum(found["runs_compared_by_max_staleness"].values()) >= 1
-    assert found["tickets"]["trained"] > 0
+    measured = result("random_kills", tmp_path, "--kills", "3", "--steps", "3")
+    assert measured["kills"] == sum(measured["kills_by_max_staleness"].values()) == 3
+    assert sum(measured["runs_compared_by_max_staleness"].values()) >= 1
+    assert measured["tickets"]["trained"] > 0
 
 
 @pytest.mark.long
@@ -234,11 +236,11 @@ def test_a_soak_counts_kills_and_looks_at_memory(tmp_path: Path) -> None:
     needs_faults()
     short = ["--hours", "0", "--kills", "3", "--steps", "8", "--life", "1"]
     looks = ["--settled", "0.2", "--look", "0.05", "--flat", "100"]
-    found = result("soak", tmp_path, *short, *looks)
-    assert found["whole"]
-    assert sum(found["kills_by_max_staleness"].values()) == 3
-    assert sum(found["ended_runs_by_max_staleness"].values()) >= 1
-    assert found["memory"]["looks"] > 0
+    measured = result("soak", tmp_path, *short, *looks)
+    assert measured["whole"]
+    assert sum(measured["kills_by_max_staleness"].values()) == 3
+    assert sum(measured["ended_runs_by_max_staleness"].values()) >= 1
+    assert measured["memory"]["looks"] > 0
 
 
 def test_a_soak_names_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +262,8 @@ def test_a_soak_names_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.long
 def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
     model = ["--layers", "4", "--hidden", "256"]
-    found = result("ranks_memory", tmp_path, "--only", "stage none", "stage zero3", *model)
-    none, sharded = found["bytes_per_parameter"].values()
+    measured = result("ranks_memory", tmp_path, "--only", "stage none", "stage zero3", *model)
+    none, sharded = measured["bytes_per_parameter"].values()
     assert none["between"] - sharded["between"] == pytest.approx(6.0, abs=1.0)  # of 12, half
     assert sharded["update"] < none["update"]
 
@@ -273,6 +275,6 @@ def test_steps_that_overlap_are_timed_beside_steps_that_do_not(kind: str, tmp_pa
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("each side is bound to a core of its own")
     small = ["--pairs", "2", "--warm", "1", "--prompts", "4", "--mean", "8", "--most", "16"]
-    found = result("overlap", tmp_path, "--of", kind, *small, "--hidden", "64")
-    assert len(found["ratios"]) == 2
-    assert found["steps"]
+    measured = result("overlap", tmp_path, "--of", kind, *small, "--hidden", "64")
+    assert len(measured["ratios"]) == 2
+    assert measured["steps"]

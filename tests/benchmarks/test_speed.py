@@ -36,11 +36,11 @@ def order(folder: Path) -> list[str]:
 
 
 def test_sides_take_turns_after_one_round_to_warm_up(tmp_path: Path) -> None:
-    found = compete([fake("a"), fake("b")], tmp_path, rounds=2, equal=["tokens"])
+    side_results = compete([fake("a"), fake("b")], tmp_path, rounds=2, equal=["tokens"])
     assert order(tmp_path) == ["a", "b"] * 3
-    assert [len(one.rounds) for one in found] == [2, 2]
-    assert found[0].rounds[0].counts == {"tokens": 7}
-    assert found[0].versions["python"] == sys.version.split()[0]
+    assert [len(side_result.rounds) for side_result in side_results] == [2, 2]
+    assert side_results[0].rounds[0].counts == {"tokens": 7}
+    assert side_results[0].versions["python"] == sys.version.split()[0]
 
 
 def test_sides_that_do_unequal_work_are_refused(tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_ratios_are_of_medians_with_the_least_and_the_most_of_paired_rounds() ->
 
 
 def test_of_a_side_at_two_precisions_the_faster_one_counts() -> None:
-    found = [
+    side_results = [
         results("a", [1.0, 1.0, 9.0], "float32"),
         results("a", [2.0, 2.0, 2.0], "bfloat16"),
         results("b", [8.0, 8.0, 8.0], "float32"),
         results("b", [4.0, 4.0, 4.0], "bfloat16"),
     ]
-    assert fastest(found, "b") is found[3]
-    summed = report(found, "a", "b")
+    assert fastest(side_results, "b") is side_results[3]
+    summed = report(side_results, "a", "b")
     assert summed["compared"] == ["a-float32", "b-bfloat16"]
     assert summed["ratio"]["seconds"]["of_medians"] == 4.0
     text = table(summed)
@@ -84,35 +84,42 @@ def test_of_a_side_at_two_precisions_the_faster_one_counts() -> None:
 def test_a_precision_that_is_far_behind_ends_after_its_trial(tmp_path: Path) -> None:
     cpu = {"float32": 0.2, "bfloat16": 0.025}
     sides = [fake("a", p, cpu=cpu) for p in ("float32", "bfloat16")]
-    found = compete([*sides, fake("b")], tmp_path, rounds=2, equal=["tokens"])
-    assert [one.contestant.name for one in found] == ["a-bfloat16", "b-float32"]
+    side_results = compete([*sides, fake("b")], tmp_path, rounds=2, equal=["tokens"])
+    assert [side_result.contestant.name for side_result in side_results] == [
+        "a-bfloat16",
+        "b-float32",
+    ]
     assert order(tmp_path).count("a") == 2  # to warm up, and the trial
 
 
 def test_cpu_time_counts_the_processes_that_a_side_starts(tmp_path: Path) -> None:
-    found = compete([fake("a", child=True)], tmp_path, rounds=1, equal=["tokens"])
-    assert 0.25 < found[0].rounds[0].cpu_seconds < 2.0
+    side_results = compete([fake("a", child=True)], tmp_path, rounds=1, equal=["tokens"])
+    assert 0.25 < side_results[0].rounds[0].cpu_seconds < 2.0
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux forgets peaks")
 def test_the_peak_of_memory_is_that_of_the_round(tmp_path: Path) -> None:
     size = 200 * 2**20
-    found = compete([fake("a", allocate=size)], tmp_path, rounds=1, equal=["tokens"])
-    assert 2**20 < found[0].rounds[0].peak_bytes < size  # it was allocated in the warm-up
+    side_results = compete([fake("a", allocate=size)], tmp_path, rounds=1, equal=["tokens"])
+    assert 2**20 < side_results[0].rounds[0].peak_bytes < size  # it was allocated in the warm-up
 
 
 def test_lengths_are_mixed_reach_the_longest_and_average_under_half_of_it() -> None:
     from benchmarks.speed.workload import lengths
 
-    found = np.array(lengths(16, 8, 128))
-    assert found.shape == (16, 8)
-    assert (found.min(), found.max()) == (1, 128)
-    assert found.mean() <= 64
-    assert not (np.diff(found.ravel()) >= 0).all()
-    assert lengths(16, 8, 128) == found.tolist()
+    sample_lengths = np.array(lengths(16, 8, 128))
+    assert sample_lengths.shape == (16, 8)
+    assert (sample_lengths.min(), sample_lengths.max()) == (1, 128)
+    assert sample_lengths.mean() <= 64
+    assert not (np.diff(sample_lengths.ravel()) >= 0).all()
+    assert lengths(16, 8, 128) == sample_lengths.tolist()
 
 
 def test_the_processor_stands_above_the_figures() -> None:
-    told = {"cpu": "A Processor", "instructions": ["avx2", "avx512f"], "load_average": [0.5, 1, 2]}
-    assert measured_on(told, 1) == "A Processor (avx2, avx512f); 1 threads; load 0.5"
+    machine_facts = {
+        "cpu": "A Processor",
+        "instructions": ["avx2", "avx512f"],
+        "load_average": [0.5, 1, 2],
+    }
+    assert measured_on(machine_facts, 1) == "A Processor (avx2, avx512f); 1 threads; load 0.5"
     assert measured_on(machine(), 2).startswith(machine()["cpu"])

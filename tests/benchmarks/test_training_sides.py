@@ -31,13 +31,13 @@ SHAPE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work folder with a tiny model."""
-    made = tmp_path_factory.mktemp("work")
+    workspace = tmp_path_factory.mktemp("work")
     tokenizer = make_tokenizer(ROWS, PAIRS)
-    tokenizer.save_pretrained(made / "model")
-    make_model(SHAPE, 4096, tokenizer).save_pretrained(made / "model")
-    write_rows(made / "questions.jsonl", ROWS)
-    write_rows(made / "pairs.jsonl", PAIRS)
-    return made
+    tokenizer.save_pretrained(workspace / "model")
+    make_model(SHAPE, 4096, tokenizer).save_pretrained(workspace / "model")
+    write_rows(workspace / "questions.jsonl", ROWS)
+    write_rows(workspace / "pairs.jsonl", PAIRS)
+    return workspace
 
 
 def test_a_loop_stands_still_between_rounds() -> None:
@@ -99,14 +99,14 @@ def test_no_token_of_the_model_ends_a_sample(folder: Path) -> None:
     assert tokenizer.eos_token_id == size
     assert GenerationConfig.from_pretrained(path).eos_token_id == size
     before = AutoTokenizer.from_pretrained(folder / "model")
-    said = [{"role": "user", "content": ROWS[0]["question"]}]
-    ids = [one.apply_chat_template(said, return_dict=False) for one in (tokenizer, before)]
+    messages = [{"role": "user", "content": ROWS[0]["question"]}]
+    ids = [each.apply_chat_template(messages, return_dict=False) for each in (tokenizer, before)]
     assert ids[0] == ids[1]
 
 
 def test_tokens_are_those_that_the_job_reads(folder: Path) -> None:
     write_tokens(folder)
-    pairs, conversations = (read_tokens(folder, what) for what in ("pairs", "conversations"))
+    pairs, conversations = (read_tokens(folder, kind) for kind in ("pairs", "conversations"))
     assert len(pairs) == len(PAIRS)
     assert {len(chosen) for chosen, _ in pairs} == {MAX_LEN}
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")

@@ -23,12 +23,12 @@ def chromium() -> Iterator[Any]:
     """The browser. A machine without one fails: nothing would have been tested."""
     from playwright.sync_api import sync_playwright
 
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    assert found, f"none of {', '.join(NAMES)} is installed: apt-get install chromium"
+    executable = next((path for name in NAMES if (path := shutil.which(name))), None)
+    assert executable, f"none of {', '.join(NAMES)} is installed: apt-get install chromium"
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work as root in a container
         sandbox = [] if os.geteuid() else ["--no-sandbox"]
-        browser = playwright.chromium.launch(executable_path=found, args=sandbox)
+        browser = playwright.chromium.launch(executable_path=executable, args=sandbox)
         yield browser
         browser.close()
 

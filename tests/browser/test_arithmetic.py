@@ -35,8 +35,8 @@ def test_a_quantile_is_the_value_below_which_its_part_of_the_weight_lies(called:
 
 
 def test_a_zoomed_curve_counts_the_line_where_it_is_cut(called: Any) -> None:
-    found = called("series", "(s) => s.within([0, 10, 20], [0, 1, 3], 5, 15)")
-    assert sorted(found) == pytest.approx([0.5, 1, 2])
+    values = called("series", "(s) => s.within([0, 10, 20], [0, 1, 3], 5, 15)")
+    assert sorted(values) == pytest.approx([0.5, 1, 2])
     assert called("series", "(s) => s.within([0, 10], [2, 4], 4, 6)") == pytest.approx([2.8, 3.2])
 
 
@@ -46,9 +46,9 @@ STEP = (
 
 
 def lanes(called: Any, more: str, first: str = "false") -> dict[str, list[Any]]:
-    found = called("timeline", f"(t) => t.lanes({STEP % more}, {first})")
-    assert found["seconds"] == 8.5
-    timed = {name: [one for one in parts if one[1] > 0] for name, parts in found["lanes"]}
+    timeline = called("timeline", f"(t) => t.lanes({STEP % more}, {first})")
+    assert timeline["seconds"] == 8.5
+    timed = {name: [lane for lane in parts if lane[1] > 0] for name, parts in timeline["lanes"]}
     assert all(sum(part[1] for part in parts) == 8.5 for parts in timed.values())
     return timed
 
@@ -101,9 +101,9 @@ def test_intervals_of_one_quantity_share_a_scale_and_those_of_another_do_not(cal
     accuracy = "{ set: null, step: %d, accuracy: %s, accuracy_low: %s, accuracy_high: %s, %s }"
     loss = "loss: 3, loss_low: 2, loss_high: 4"
     hard = '"accuracy/hard": 0.2, "accuracy_low/hard": 0.1, "accuracy_high/hard": 0.3'
-    one = f"{{ name: 'a', evaluations: [{accuracy % (0, 0.4, 0.3, 0.5, loss)}] }}"
+    first_run = f"{{ name: 'a', evaluations: [{accuracy % (0, 0.4, 0.3, 0.5, loss)}] }}"
     other = f"{{ name: 'b', evaluations: [{accuracy % (0, 0.8, 0.7, 0.9, hard)}] }}"
-    body = f"""(t) => [{one}, {other}].map((run, place, runs) =>
+    body = f"""(t) => [{first_run}, {other}].map((run, place, runs) =>
         t.evaluationTables(run, true, runs).map((table) =>
             [...table.querySelectorAll(".whisker")].map((path) =>
                 path.getAttribute("d").match(/[0-9.]+/g).map(Number))))"""

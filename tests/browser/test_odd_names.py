@@ -32,9 +32,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> str:
         rates = {f"accuracy{end}/{name}": at + step / 10 for name in ODD for end, at in ends}
         logs.metric(metric(step) | rewards)
         logs.evaluation(evaluation(step) | rewards | rates)
-        told = {name: {"answer": name} for name in ODD}
+        details = {name: {"answer": name} for name in ODD}
         drawn = scores | {"nothing": None}
-        lines = [sample(step, step, n, "x", rewards=drawn, details=told) for n in range(GROUP)]
+        lines = [sample(step, step, n, "x", rewards=drawn, details=details) for n in range(GROUP)]
         logs.samples(lines)
     logs.close()
     report([run], None, Console("quiet"))
@@ -43,9 +43,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_curves_and_evaluations_of_odd_names_are_there(opened: Open, odd: str) -> None:
     page = opened(odd)
-    known = ODD[:-1]
+    plottable = ODD[:-1]
     names = set(page.locator("#curves .chart .name").all_inner_texts())
-    wanted = {f"{start}/{name}" for start in ("reward", "eval/reward") for name in known}
+    wanted = {f"{start}/{name}" for start in ("reward", "eval/reward") for name in plottable}
     assert wanted | {f"eval/accuracy/{name}" for name in ODD} <= names
     still = page.locator("#curves .constant").all_inner_texts()
     assert "reward/nothing –" in still
@@ -53,7 +53,9 @@ def test_curves_and_evaluations_of_odd_names_are_there(opened: Open, odd: str) -
     numbers = page.locator("#curves tbody tr").all_inner_texts()
     assert any(row.split("\t")[::2] == ["reward/think_seconds", "6.25", "6.25"] for row in numbers)
     head = page.locator("#evaluations thead th").all_inner_texts()
-    assert {f"reward/{name}" for name in known} | {f"accuracy/{name}" for name in ODD} <= set(head)
+    assert {f"reward/{name}" for name in plottable} | {f"accuracy/{name}" for name in ODD} <= set(
+        head
+    )
     row = page.locator("#evaluations tbody tr").nth(-2)  # of step 1
     cells = dict(zip(head, row.locator("th, td").all_inner_texts(), strict=True))
     assert cells["accuracy/price_low"] == "0.600 0.500–0.700"

@@ -37,7 +37,7 @@ def written(step: int, ticket: int, number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+def run_report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of 30 steps with 15 groups; a sample of step 2 is long and hostile."""
     run = made_run(tmp_path_factory.mktemp("one") / "run-a", steps=30, groups=15, text=written)
     report([run], None, Console("quiet"))
@@ -75,8 +75,8 @@ def totals(page: Any) -> list[float]:
     return [float(text) for text in page.locator(f"{ROW} .score").all_inner_texts()]
 
 
-def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_every_part_of_a_run_is_shown(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     assert page.locator("h1").inner_text() == "run-a"
     headings = page.locator("h2").all_inner_texts()
@@ -106,8 +106,8 @@ def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
     assert page.locator("#evaluations tbody tr").count() == 2
 
 
-def test_samples_are_filtered_and_sorted(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_samples_are_filtered_and_sorted(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     choose(page, "State", "truncated")
     status(page, "450 of 1,800 samples")
@@ -132,8 +132,8 @@ def test_samples_are_filtered_and_sorted(opened: Open, one: str) -> None:
         assert totals(page) == sorted(totals(page), reverse=reverse)
 
 
-def test_a_hostile_sample_of_100_000_characters_is_text(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_a_hostile_sample_of_100_000_characters_is_text(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     page.get_by_label("Search").fill("<script>")
     status(page, "1 of 1,800 samples")
@@ -182,8 +182,8 @@ def test_what_an_environment_began_with_stands_in_place_of_the_prompt(
     run = made_run(tmp_path / "run", steps=1, groups=1)
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     for number, line in enumerate(lines):
-        said = {"author": "environment", "text": "Go.", "opens": True}
-        reply = said | {"token_ids": [38, 78, 13], "logprobs": [0.0] * 3}
+        opening_turn = {"author": "environment", "text": "Go.", "opens": True}
+        reply = opening_turn | {"token_ids": [38, 78, 13], "logprobs": [0.0] * 3}
         turn = line["turns"][0]
         line["turns"] = [reply, turn, reply, turn] if number == 0 else [turn, reply, turn]
         for key in ("advantages", "mask", "policy_version"):
@@ -203,8 +203,8 @@ def test_what_an_environment_began_with_stands_in_place_of_the_prompt(
         assert "environment, another conversation" in authors[1:]
 
 
-def test_tokens_are_coloured_and_read_out(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_tokens_are_coloured_and_read_out(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     page.locator(ROW).first.click()
     tokens = page.locator(".tokens")
     assert tokens.inner_text() == "Twice 0, says sample 0 of step 1."
@@ -212,10 +212,10 @@ def test_tokens_are_coloured_and_read_out(opened: Open, one: str) -> None:
     tokens.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    said = page.locator(".token-readout").inner_text()
-    assert said.startswith('token 2 · "w"')
+    readout = page.locator(".token-readout").inner_text()
+    assert readout.startswith('token 2 · "w"')
     for part in ("logprob −0.250 (p 0.779)", "ratio 1.00100", "advantage −0.500", "in the loss"):
-        assert part in said
+        assert part in readout
     for colour, expected in (("difference", "t q8"), ("mask", "t q5"), ("none", "t ")):
         choose(page, "Colour by", colour)
         assert page.locator(".tokens .t").first.get_attribute("class") == expected
@@ -238,8 +238,8 @@ def test_ten_thousand_samples_scroll(opened: Open, many: str) -> None:
     page.wait_for_selector(".detail h3:has-text('Step 50, ticket 2,499, sample 3')")
 
 
-def test_everything_works_by_keyboard(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_everything_works_by_keyboard(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the run"
@@ -261,8 +261,8 @@ def test_everything_works_by_keyboard(opened: Open, one: str) -> None:
     assert page.evaluate("document.activeElement.getAttribute('role')") == "listbox"
 
 
-def test_a_curve_reads_its_values_by_keyboard_and_pointer(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_a_curve_reads_its_values_by_keyboard_and_pointer(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     plot = page.get_by_role("slider", name="reward", exact=True)
     plot.focus()
     page.keyboard.press("Home")
@@ -275,8 +275,8 @@ def test_a_curve_reads_its_values_by_keyboard_and_pointer(opened: Open, one: str
     assert plot.get_attribute("aria-valuetext").startswith("step 1")
 
 
-def test_the_same_prompt_is_found_at_other_steps(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_the_same_prompt_is_found_at_other_steps(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     page.locator(ROW).first.click()
     table = page.get_by_role("table", name="The same prompt over steps and runs")
     rows = table.locator("tbody tr")
@@ -286,8 +286,10 @@ def test_the_same_prompt_is_found_at_other_steps(opened: Open, one: str) -> None
 
 
 @pytest.mark.parametrize("width", [390, 820])
-def test_a_phone_needs_no_sideways_scroll(opened: Open, one: str, two: str, width: int) -> None:
-    for address in (one, two):
+def test_a_phone_needs_no_sideways_scroll(
+    opened: Open, run_report: str, two: str, width: int
+) -> None:
+    for address in (run_report, two):
         page = opened(address, width=width)
         page.wait_for_selector(f"{ROW}")
         for element in page.locator("details > summary").all():
@@ -302,8 +304,10 @@ def test_a_phone_needs_no_sideways_scroll(opened: Open, one: str, two: str, widt
     )
 
 
-def test_the_peak_is_beside_the_estimate_of_the_whole_process(opened: Open, one: str) -> None:
-    tile = opened(one).locator(".figures > div:has(dt:text-is('peak memory'))")
+def test_the_peak_is_beside_the_estimate_of_the_whole_process(
+    opened: Open, run_report: str
+) -> None:
+    tile = opened(run_report).locator(".figures > div:has(dt:text-is('peak memory'))")
     assert tile.locator("dd").all_text_contents() == ["1 GiB", "estimated 1.5 GiB"]
 
 
@@ -319,8 +323,8 @@ def test_a_resume_is_marked_in_every_curve(opened: Open, tmp_path: Path) -> None
     assert reward.locator(".resume").count() == 1
 
 
-def test_curves_that_were_never_in_view_are_printed_too(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_curves_that_were_never_in_view_are_printed_too(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     empty = "[...document.querySelectorAll('.plot')].filter((one) => !one.firstChild).length"
     assert page.evaluate(empty) > 0
@@ -338,12 +342,12 @@ def test_sentinels_that_never_spoke_are_said_to_be_silent(opened: Open, tmp_path
     page.wait_for_selector(".health:has-text('sentinels silent: nothing looked wrong')")
 
 
-def test_dark_mode_follows_the_system_and_the_switch(opened: Open, one: str) -> None:
+def test_dark_mode_follows_the_system_and_the_switch(opened: Open, run_report: str) -> None:
     def brightness(page: Any) -> int:
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(int(part) for part in colour[4:-1].split(","))
 
-    light, dark = opened(one), opened(one, dark=True)
+    light, dark = opened(run_report), opened(run_report, dark=True)
     assert brightness(light) > 700
     assert brightness(dark) < 120
     for page, theme, bright in ((light, "dark", False), (dark, "light", True)):
@@ -351,8 +355,8 @@ def test_dark_mode_follows_the_system_and_the_switch(opened: Open, one: str) -> 
         assert (brightness(page) > 700) == bright
 
 
-def test_screen_readers_are_told_what_everything_is(opened: Open, one: str) -> None:
-    page = opened(one)
+def test_screen_readers_are_told_what_everything_is(opened: Open, run_report: str) -> None:
+    page = opened(run_report)
     status(page, "1,800 samples")
     page.wait_for_selector(".tokens .t")
     unnamed = page.evaluate(

@@ -321,7 +321,7 @@ def test_who_leads_and_what_differs_stands_at_the_top(opened: Open, three: str) 
     assert [row[0].strip() for row in rows] == ["run", "c", "a", "b"]
     assert rows[0][4].strip() == "learner.lr"
     assert [row[4].strip() for row in rows[1:]] == ["0.0001", "0.00001", "0.00003"]
-    paths = [one.get_attribute("d") for one in table.locator(".whisker").all()]
+    paths = [whisker.get_attribute("d") for whisker in table.locator(".whisker").all()]
     assert paths[1] == paths[2] != paths[0]  # equal intervals lie at equal places
     low, high = (float(x) for x in re.findall(r"[\d.]+", paths[0].replace("7H", " ")))
     assert low == pytest.approx(6 + 208 * (0.85 - 0.51) / (0.95 - 0.51))

@@ -17,7 +17,7 @@ def make_state() -> Callable[..., RunState]:
     """make_state(step, **other fields)."""
 
     def make(step: int, **fields: Any) -> RunState:
-        known: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "step": step,
             "update": 2 * step,
             "episodes": 8 * step,
@@ -28,7 +28,7 @@ def make_state() -> Callable[..., RunState]:
             "choices": {"threads": 1},
             "log_offsets": {"metrics.jsonl": 100},
         }
-        return RunState(**{**known, **fields})
+        return RunState(**{**defaults, **fields})
 
     return make
 
@@ -58,7 +58,7 @@ def same() -> Callable[[dict[str, Tensor], dict[str, Tensor]], bool]:
         raw = real(tensor).detach().contiguous().reshape(-1).view(torch.uint8)
         return tensor.dtype, tensor.shape, bytes(raw.tolist())
 
-    def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-        return {n: bits(t) for n, t in one.items()} == {n: bits(t) for n, t in two.items()}
+    def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+        return {n: bits(t) for n, t in first.items()} == {n: bits(t) for n, t in second.items()}
 
     return equal

@@ -42,8 +42,8 @@ def torn(named: Any, path: Path) -> None:
 @pytest.mark.parametrize(
     "fails",
     [
-        lambda made: Killed(),  # nothing runs after it, no `finally` either
-        lambda made: full() if made[-1] in ("save_file", "mkdir", "fsync", "replace") else None,
+        lambda calls: Killed(),  # nothing runs after it, no `finally` either
+        lambda calls: full() if calls[-1] in ("save_file", "mkdir", "fsync", "replace") else None,
     ],
     ids=["killed", "disk full"],
 )
@@ -92,7 +92,7 @@ def test_killed_while_the_only_one_is_replaced_one_of_both_is_found(
         ended = went_well(
             number,
             lambda store=store: store.save(make_state(1, episodes=99), make_tensors(2)),
-            lambda made: Killed(),
+            lambda calls: Killed(),
         )
         assert store.steps()
         for which in ("latest", "best", 1):

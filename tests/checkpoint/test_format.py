@@ -37,15 +37,15 @@ def test_the_reader_of_the_page_finds_the_newest_whole_one_and_reads_every_bit(
     for step in (1, 2, 3):
         store.save(make_state(step), make_tensors(step))
     (tmp_path / "step-000003" / "state.json").write_text("{}", "utf-8")
-    found = reader["newest"](tmp_path)
-    assert found.name == "step-000002"
+    newest = reader["newest"](tmp_path)
+    assert newest.name == "step-000002"
     for stem, wanted in make_tensors(2).items():
-        read = reader["tensors"](found / f"{stem}.safetensors")
-        made = {
+        read = reader["tensors"](newest / f"{stem}.safetensors")
+        tensors = {
             name: torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]).reshape(shape)
             for name, (dtype, shape, data) in read.items()
         }
-        assert same(made, wanted)
+        assert same(tensors, wanted)
 
 
 def test_every_key_of_state_and_manifest_is_on_the_page(

@@ -28,11 +28,11 @@ def write(
     size = ranks * tensor_ranks
     for number in range(size):
         rank, part = divmod(number, tensor_ranks)
-        mine = {}
+        parts = {}
         for name, tensor in tensors.items():
             if tensor.ndim == 0:
                 if number == 0:
-                    mine[name] = Part(tensor, (), ())
+                    parts[name] = Part(tensor, (), ())
                 continue
             dim = 1 if tensor.ndim == 2 and name != "a.weight" else 0
             cut = tensor_ranks > 1 and tensor.shape[dim] % tensor_ranks == 0
@@ -44,8 +44,8 @@ def write(
             each = -(-len(held) // ranks)
             start = min(len(held), rank * each)
             offsets[0] += start
-            mine[name] = Part(held[start : start + each], tuple(tensor.shape), tuple(offsets))
-        write_part(folder / part_name("policy.weights", number, size), mine)
+            parts[name] = Part(held[start : start + each], tuple(tensor.shape), tuple(offsets))
+        write_part(folder / part_name("policy.weights", number, size), parts)
     return frozenset(path.name for path in folder.iterdir())
 
 
@@ -59,9 +59,9 @@ def test_what_ranks_write_is_read_whole(
     folder = tmp_path_factory.mktemp("parts")
     tensors = {name: torch.rand(shape) for name, shape in shapes.items()}
     tensors["updates"] = torch.tensor(3)
-    found = Reader(folder, write(folder, tensors, ranks, tensor_ranks))("policy.weights")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    tensors_read = Reader(folder, write(folder, tensors, ranks, tensor_ranks))("policy.weights")
+    assert tensors_read.keys() == tensors.keys()
+    assert all(torch.equal(tensors_read[name], tensors[name]) for name in tensors)
 
 
 def test_a_missing_part_is_an_error_that_names_those_there(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_missing_part_is_an_error_that_names_those_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "said",
+    "header",
     [
         "",
         "[]",
@@ -82,9 +82,9 @@ def test_a_missing_part_is_an_error_that_names_those_there(tmp_path: Path) -> No
         '{"b": {"shape": [4, 2], "start": 0}}',
     ],
 )
-def test_a_header_that_does_not_place_its_tensors_is_refused(tmp_path: Path, said: str) -> None:
+def test_a_header_that_does_not_place_its_tensors_is_refused(tmp_path: Path, header: str) -> None:
     name = part_name("policy.weights", 0, 1)
-    save_file({"a": torch.rand(4, 2)}, tmp_path / name, {"parts": said})
+    save_file({"a": torch.rand(4, 2)}, tmp_path / name, {"parts": header})
     with pytest.raises(RunError, match=r"does not say|other tensors"):
         Reader(tmp_path, frozenset({name}))("policy.weights")
 

@@ -19,8 +19,8 @@ MakeTensors = Callable[[int], Any]
 
 TAKES_ROOM = ("save_file", "mkdir", "fsync", "replace")
 FAILS = {
-    "killed": lambda made: Killed(),
-    "full": lambda made: full() if made[-1] in TAKES_ROOM else None,
+    "killed": lambda calls: Killed(),
+    "full": lambda calls: full() if calls[-1] in TAKES_ROOM else None,
 }
 SAVES = st.tuples(
     st.integers(1, 3),  # steps since the last save

@@ -54,7 +54,7 @@ def test_the_newest_the_best_and_the_latest_are_kept(
     assert store.load("latest").step == 5
     assert store.load("best").step == 2
     assert store.load(4).step == 4
-    assert [(one.latest, one.best) for one in store.infos()] == [
+    assert [(info.latest, info.best) for info in store.infos()] == [
         (False, True),
         (False, False),
         (True, False),
@@ -75,7 +75,7 @@ def test_checkpoints_of_the_steps_to_keep_are_never_removed(
 
 
 @pytest.mark.parametrize(
-    ("save_steps", "keep_steps", "said"),
+    ("save_steps", "keep_steps", "message"),
     [
         (0, 20, "nothing saves at them: say save_steps too, 20 or a divisor of it"),
         (20, 50, "no multiple of save_steps = 20.* take 40 or 60, or another save_steps"),
@@ -83,9 +83,9 @@ def test_checkpoints_of_the_steps_to_keep_are_never_removed(
     ],
 )
 def test_steps_to_keep_after_which_nothing_is_saved_are_refused(
-    save_steps: int, keep_steps: int, said: str
+    save_steps: int, keep_steps: int, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         CheckpointSettings(save_steps=save_steps, keep_steps=keep_steps)
     CheckpointSettings(save_steps=20, keep_steps=60)
     CheckpointSettings(save_steps=20, keep_steps=20)
@@ -132,12 +132,12 @@ def test_a_damaged_newest_one_is_named_and_passed_over(
     assert str(broken / file) in loaded.skipped[0]
     with pytest.raises(RunError, match="the checkpoint of step 2 is damaged"):
         store.load(2)
-    assert [one.complete for one in store.infos()] == [True, False]
+    assert [info.complete for info in store.infos()] == [True, False]
 
 
 def measured(tmp_path: Path, **settings: Any) -> CheckpointStore:
-    known = {"best_metric": "eval/accuracy", **settings}
-    return CheckpointStore(tmp_path / "measured", CheckpointSettings(**known))
+    options = {"best_metric": "eval/accuracy", **settings}
+    return CheckpointStore(tmp_path / "measured", CheckpointSettings(**options))
 
 
 def test_a_start_that_nothing_has_beaten_is_told_with_its_value_and_what_to_do(
@@ -145,9 +145,9 @@ def test_a_start_that_nothing_has_beaten_is_told_with_its_value_and_what_to_do(
 ) -> None:
     higher = measured(tmp_path)
     higher.save(make_state(8, best=Best("eval/accuracy", 0.625, 0, waited=2)), make_tensors(1))
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as error:
         higher.load("best")
-    text = str(told.value)
+    text = str(error.value)
     assert "set checkpoint.best_metric" not in text  # which is set
     assert "eval/accuracy was 0.625 there, and none of the 2 evaluations since was higher" in text
     assert "or the latest checkpoint" in text
@@ -269,7 +269,7 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda state: {**state, "step": 9}, r"state\.json is of step 9"),
         (lambda state: {**state, "step": "1"}, "step is '1': input should be a valid integer"),
@@ -279,7 +279,7 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
 )
 def test_a_state_that_is_not_this_steps_is_refused_though_its_hash_is_right(
     change: Callable[[Any], Any],
-    told: str,
+    message: str,
     store: CheckpointStore,
     make_state: MakeState,
     make_tensors: MakeTensors,
@@ -287,7 +287,7 @@ def test_a_state_that_is_not_this_steps_is_refused_though_its_hash_is_right(
     path = store.save(make_state(1), make_tensors(1))
     text = json.dumps(change(json.loads((path / "state.json").read_text("utf-8"))))
     reseal(path, text)
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=message):
         store.load()
 
 
@@ -317,7 +317,7 @@ def test_a_broken_best_file_loses_no_best_checkpoint(
     for name in ("best", "latest"):
         (store.root / name).write_bytes(text.encode("latin-1"))
     assert store.load("best").step == 1
-    assert [(one.latest, one.best) for one in store.infos()] == [(True, True)]
+    assert [(info.latest, info.best) for info in store.infos()] == [(True, True)]
     for step in (2, 3, 4):
         store.save(make_state(step, best=best), make_tensors(step))
     assert steps(store) == [1, 3, 4]
@@ -340,7 +340,7 @@ def test_the_state_resumed_from_says_what_is_best_when_a_newer_one_is_damaged(
     (path / "policy.weights.safetensors").write_bytes(b"")
     store.save(make_state(2, best=store.load().state.best), make_tensors(2))
     assert store.load("best").step == 1
-    assert [(one.step, one.latest, one.best) for one in store.infos()] == [
+    assert [(info.step, info.latest, info.best) for info in store.infos()] == [
         (1, False, True),
         (2, True, False),
         (4, False, False),

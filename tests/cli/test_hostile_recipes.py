@@ -30,13 +30,13 @@ def problem(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         return f"{words[0]}: exit {error.code}: {capsys.readouterr().err[-200:]}"
     except Exception as error:  # noqa: BLE001
         return f"{words[0]}: {type(error).__name__}: {error}"[:300]
-    told = capsys.readouterr().err
-    if "report it" in told or "Traceback" in told or code not in (0, 2):
-        return f"{words[0]}: exit code {code}: {told[-300:]}"
-    if code and not told.startswith("postgrad: "):
-        return f"{words[0]}: no message: {told[:300]}"
-    if len(told) > 20_000:
-        return f"{words[0]}: a message of {len(told)} characters: {told[:200]}"
+    stderr = capsys.readouterr().err
+    if "report it" in stderr or "Traceback" in stderr or code not in (0, 2):
+        return f"{words[0]}: exit code {code}: {stderr[-300:]}"
+    if code and not stderr.startswith("postgrad: "):
+        return f"{words[0]}: no message: {stderr[:300]}"
+    if len(stderr) > 20_000:
+        return f"{words[0]}: a message of {len(stderr)} characters: {stderr[:200]}"
     return ""
 
 
@@ -60,9 +60,9 @@ def test_no_mutated_recipe_breaks_loading_config_or_plan(
             path.write_text(text, "utf-8")
             flags = overrides(drawn, text)
         for words in (["config", str(path), *flags], ["plan", str(path), *flags]):
-            found = problem([*words, "--json"], capsys)
-            if found:
-                wrong.append(f"case {number}, {shipped.name} {flags}: {found}"[:600])
+            failure = problem([*words, "--json"], capsys)
+            if failure:
+                wrong.append(f"case {number}, {shipped.name} {flags}: {failure}"[:600])
     assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong])
 
 
@@ -77,8 +77,8 @@ def test_no_mutated_pipeline_breaks_config_or_plan(
         shutil.copytree(drawn.choice(PIPELINES), folder)
         path = folder / "pipeline.toml"
         path.write_bytes(mutate(drawn, path.read_text("utf-8")))
-        found = problem(["config", str(folder), "--json"], capsys)
-        if found:
-            wrong.append(f"case {number}: {found}"[:600])
+        failure = problem(["config", str(folder), "--json"], capsys)
+        if failure:
+            wrong.append(f"case {number}: {failure}"[:600])
         shutil.rmtree(folder)
     assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong])

@@ -31,16 +31,16 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def genuine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """genuine("ppo"): a run of that job that ended; copy it, change nothing in it."""
-    made: dict[str, Path] = {}
+    run_dirs: dict[str, Path] = {}
 
     def run(job: str) -> Path:
-        if job not in made:
+        if job not in run_dirs:
             folder = tmp_path_factory.mktemp("genuine")
             path = folder / "run"
             words = ["--run_dir", str(path), "--checkpoint.max_ckpt_num", "2", "--quiet"]
             assert main(["train", str(write_recipe(job, folder)), *words]) == 0
-            made[job] = path
-        return made[job]
+            run_dirs[job] = path
+        return run_dirs[job]
 
     return run
 
@@ -78,7 +78,7 @@ def commands(run: Path, to: Path, steps: int = 0) -> dict[str, Callable[[], int]
         "resume": ("resume", str(run), "--quiet", *more),
     }
     return {
-        **{name: lambda one=one: _main(one) for name, one in words.items()},
+        **{name: lambda argv=command_words: _main(argv) for name, command_words in words.items()},
         "watch": lambda: _watched(run),
     }
 
@@ -92,14 +92,14 @@ def judge(name: str, call: Callable[[], int], capsys: pytest.CaptureFixture[str]
         if isinstance(error, KeyboardInterrupt):
             raise
         return f"{name}: {type(error).__name__}: {error}"[:300]
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     if code not in (0, 1, 2):
         return f"{name}: exit code {code}"
-    if "report it" in told or "Traceback" in told:
-        return f"{name}: {told[-300:]}"
-    if code and not told.startswith("postgrad: ") and name != "watch":
-        lines = [line for line in told.splitlines() if line.startswith("postgrad: ")]
-        return "" if len(lines) == 1 else f"{name}: not one message: {told[-300:]}"
+    if "report it" in stderr or "Traceback" in stderr:
+        return f"{name}: {stderr[-300:]}"
+    if code and not stderr.startswith("postgrad: ") and name != "watch":
+        lines = [line for line in stderr.splitlines() if line.startswith("postgrad: ")]
+        return "" if len(lines) == 1 else f"{name}: not one message: {stderr[-300:]}"
     return ""
 
 
@@ -126,14 +126,14 @@ def test_no_command_breaks_on_a_hostile_run_directory(
         folder = tmp_path / str(number)
         folder.mkdir()
         drawn = random.Random(f"{job} {number}")
-        what = hostile(drawn, source, folder / "run")
-        in_checkpoint = what.startswith("checkpoints/step-")
+        damage = hostile(drawn, source, folder / "run")
+        in_checkpoint = damage.startswith("checkpoints/step-")
         readers = commands(folder / "run", folder, STEPS + 1 if in_checkpoint else 0)
-        unread = PAGES if in_checkpoint else WEIGHTS if what.startswith(LOGS) else ()
+        unread = PAGES if in_checkpoint else WEIGHTS if damage.startswith(LOGS) else ()
         for name, call in readers.items():
             if name in unread:
                 continue
             if problem := judge(name, call, capsys):
-                wrong.append(f"case {number}, {what}: {problem}")
+                wrong.append(f"case {number}, {damage}: {problem}")
         shutil.rmtree(folder)
     assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong])

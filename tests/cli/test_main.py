@@ -82,13 +82,13 @@ class Files:
     def run(self, *words: str | Path) -> tuple[int, str, str]:
         """(exit code, standard output, standard error)."""
         code = main([str(word) for word in words])
-        told = self._capsys.readouterr()
-        return code, told.out, told.err
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
 
     def refused(self, *words: str | Path, code: int = 2) -> str:
         """The one message of a command that fails."""
-        found, _, error = self.run(*words)
-        assert found == code
+        exit_code, _, error = self.run(*words)
+        assert exit_code == code
         assert error.startswith("postgrad: ")
         assert "Traceback" not in error
         return error
@@ -122,9 +122,10 @@ def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> No
     assert json.loads(out)["steps"] == 2
     assert json.loads((files.run_dir / "summary.json").read_text("utf-8"))["updates"] == 2
     code, out, _ = files.run("checkpoints", files.run_dir, "--json")
-    assert [(one["step"], one["complete"], one["latest"]) for one in json.loads(out)] == [
-        (2, True, True)
-    ]
+    assert [
+        (checkpoint["step"], checkpoint["complete"], checkpoint["latest"])
+        for checkpoint in json.loads(out)
+    ] == [(2, True, True)]
     to = files.folder / "model"
     code, out, _ = files.run("export", files.run_dir, "--to", to)
     assert code == 0
@@ -163,9 +164,9 @@ def test_every_long_command_can_be_quiet_and_speak_json(
 ) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    told = capsys.readouterr().out
-    assert "--quiet" in told
-    assert "--json" in told
+    stdout = capsys.readouterr().out
+    assert "--quiet" in stdout
+    assert "--json" in stdout
 
 
 def test_config_shows_every_default_and_loads_again(files: Files) -> None:
@@ -226,7 +227,7 @@ def test_a_dry_run_tries_everything_and_leaves_nothing(files: Files) -> None:
     assert report["problems"] == []
     assert report["plan"]["fits"]
     assert {"rows", "train", "save", "load the checkpoint", "export"} <= {
-        one["name"] for one in report["checks"] if one["ok"]
+        check["name"] for check in report["checks"] if check["ok"]
     }
     assert sorted(files.folder.rglob("*")) == before
 
@@ -362,8 +363,10 @@ def test_rows_whose_answer_no_verifier_can_read_are_left_out_where_the_recipe_sa
     flags = ["--data.on_unreadable", "drop"]
     assert files.run("train", files.recipe, *flags)[0] == 0
     events = (files.run_dir / "events.jsonl").read_text("utf-8").splitlines()
-    told = [event for event in map(json.loads, events) if event["event"] == "data"]
-    assert [(event["rows"], event["kept"], event["unreadable"]) for event in told] == [(5, 4, 1)]
+    data_events = [event for event in map(json.loads, events) if event["event"] == "data"]
+    assert [(event["rows"], event["kept"], event["unreadable"]) for event in data_events] == [
+        (5, 4, 1)
+    ]
     samples = (files.run_dir / "samples.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(line)["row"] for line in samples} <= {0, 2, 3, 4}
     few = files.refused(

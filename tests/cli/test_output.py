@@ -21,8 +21,8 @@ def test_output_that_nobody_reads_ends_a_command_as_sigpipe_does(words: tuple[st
         env=os.environ | {"PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     os.close(writes)
-    told = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
-    assert (ended.returncode, told) == (141, [])
+    messages = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
+    assert (ended.returncode, messages) == (141, [])
     assert "Traceback" not in ended.stderr
     assert "Exception ignored" not in ended.stderr
 
@@ -50,8 +50,8 @@ def test_a_full_disk_under_standard_output_is_one_message(
             [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
-    told = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
-    assert (ended.returncode, told) == (
+    messages = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
+    assert (ended.returncode, messages) == (
         1,
         [
             "postgrad: standard output: No space left on device; the command ended, its output is "
@@ -125,10 +125,10 @@ def test_a_thread_that_others_leave_is_named_and_does_not_keep_the_process(
     )
     assert (ended.returncode, ended.stdout) == (3, "tidied\n")
     place = f"the thread 'pump' ({program}:6)"
-    told = [f"postgrad: the command has ended; its process waits 0 s for {place}"]
+    messages = [f"postgrad: the command has ended; its process waits 0 s for {place}"]
     if ended_without:
-        told.append(
+        messages.append(
             f"postgrad: the process ends without {place}: make it a daemon, or let it end with the "
             "run"
         )
-    assert ended.stderr.splitlines() == (told if seconds else [])
+    assert ended.stderr.splitlines() == (messages if seconds else [])

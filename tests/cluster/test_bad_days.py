@@ -85,47 +85,49 @@ def fails(recipe: str, *flags: str) -> str:
 
 
 def test_an_address_that_nobody_answers(recipe: str) -> None:
-    told = fails(recipe, "--cluster.address", "127.0.0.1:1")
-    assert told.startswith("postgrad: no Ray cluster at 127.0.0.1:1: Connection refused; start one")
+    message = fails(recipe, "--cluster.address", "127.0.0.1:1")
+    assert message.startswith(
+        "postgrad: no Ray cluster at 127.0.0.1:1: Connection refused; start one"
+    )
 
 
 @pytest.mark.long
 def test_a_port_in_use(recipe: str) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        told = fails(recipe, "--cluster.port", str(port))
-    assert "rank 0 of 2 could not join the others at " in told
-    assert f":{port} within " in told
-    assert "address already in use" in told
+        message = fails(recipe, "--cluster.port", str(port))
+    assert "rank 0 of 2 could not join the others at " in message
+    assert f":{port} within " in message
+    assert "address already in use" in message
 
 
 @pytest.mark.long
 def test_one_rank_out_of_memory(recipe: str, tmp_path: Path) -> None:
-    told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hungry")
-    assert told.startswith("postgrad: out of memory in train of step 1: rank 1 failed: ")
-    assert "can't allocate memory" in told
-    assert [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")].count(
+    message = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hungry")
+    assert message.startswith("postgrad: out of memory in train of step 1: rank 1 failed: ")
+    assert "can't allocate memory" in message
+    assert [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")].count(
         "restarted"
     ) == 0
 
 
 def test_a_rank_that_hangs_is_named_long_before_the_limit_of_a_collective(recipe: str) -> None:
-    told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hangs")
-    assert told.startswith("postgrad: rank 1 (pid ")
-    assert " seconds it has computed nothing at " in told
-    assert "bad_algorithms.py:" in told
-    assert " in policy_loss, while rank 0 waited for it at " in told
+    message = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hangs")
+    assert message.startswith("postgrad: rank 1 (pid ")
+    assert " seconds it has computed nothing at " in message
+    assert "bad_algorithms.py:" in message
+    assert " in policy_loss, while rank 0 waited for it at " in message
 
 
 @pytest.mark.long
 def test_a_rank_that_dies_again_and_again_ends_the_run(recipe: str, tmp_path: Path) -> None:
     died = tmp_path / "died"
     flags = ["--algorithm.type", "helpers.bad_algorithms:Dies", "--algorithm.died", str(died)]
-    told = fails(recipe, *flags, "--cluster.max_restarts", "1")
-    assert told.startswith("postgrad: rank 1 died: ")
-    assert "nothing was saved yet; cluster.max_restarts = 1: it is not restarted" in told
+    message = fails(recipe, *flags, "--cluster.max_restarts", "1")
+    assert message.startswith("postgrad: rank 1 died: ")
+    assert "nothing was saved yet; cluster.max_restarts = 1: it is not restarted" in message
     assert died.read_text() == "xx"
-    events = [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")]
+    events = [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")]
     assert events.count("restarted") == 1
 
 

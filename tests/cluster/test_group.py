@@ -30,9 +30,9 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
     """Where one of them raises an error at once, the other says nothing however long one waits."""
     monkeypatch.setattr(workers, "GRACE_SECONDS", 0.2)
     held = reserve(2)
-    made = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS, held)
-    yield made
-    made.close()
+    group = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS, held)
+    yield group
+    group.close()
     held.close()
 
 
@@ -85,10 +85,10 @@ def test_a_rank_that_hangs_is_named_by_its_silence(
     two: RankGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "HUNG_SECONDS", 1.0)
-    told = (
+    pattern = (
         r"^rank 1 \(pid \d+ on [\d.]+\) did not come and says nothing, it hangs: rank 0 of 2 wait"
     )
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=pattern):
         two.call("hang", 1).result()
 
 
@@ -103,12 +103,12 @@ def test_a_collective_that_nccl_gave_up_is_a_hang_and_no_loss(
     # Where both end, a busy machine may be late with the other one; where one hangs, all is waited.
     monkeypatch.setattr(workers, "ENDED_SECONDS", 60.0 if notices else 5.0)
     place = r"at \S+rank_workers.py:\d+ in is_ended_by_nccl"
-    told = (
+    pattern = (
         rf"^rank 1 \(pid \d+ on [\d.]+\) did not come and says nothing, it hangs {place}: "
         rf"rank 0 \(pid \d+ on [\d.]+\) waited in vain {place} for a collective of NCCL, "
         r"_REDUCE_SCATTER_BASE of 544997376 values \(number 7753\), for 600 seconds"
     )
-    with pytest.raises(RunError, match=told) as raised:
+    with pytest.raises(RunError, match=pattern) as raised:
         two.call("is_ended_by_nccl", 1, notices).result()
     assert not isinstance(raised.value, WorkerLost)
 
@@ -140,20 +140,20 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
     monkeypatch.setattr(pulse, "STILL_SECONDS", STILL)
     monkeypatch.setattr(pulse, "OUTSIDE_SECONDS", 1.0)
     held = reserve(2)
-    made = RankGroup("helpers.rank_workers:Meeting", (), 2, "cpu", SETTINGS, held)
-    yield made
-    made.close()
+    group = RankGroup("helpers.rank_workers:Meeting", (), 2, "cpu", SETTINGS, held)
+    yield group
+    group.close()
     held.close()
 
 
 def test_a_rank_that_does_nothing_while_another_waits_is_told_with_its_place(
     meeting: RankGroup,
 ) -> None:
-    told = (
+    pattern = (
         r"^rank 1 \(pid \d+ on [\d.]+\) hangs: for \d+ seconds it has computed nothing at "
         r"\S+rank_workers.py:\d+ in sleeps, while rank 0 waited for it at \S+ranks.py:\d+ in sum$"
     )
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=pattern):
         meeting.call("meet", 1, "sleeps", 3600.0).result()
 
 
@@ -178,11 +178,11 @@ def test_a_worker_that_is_alone_and_is_stopped_is_ended_and_counts_as_lost(
     name = "helpers.rank_workers:Meeting"
     alone = Workers("rollout worker", name, (), 1, SETTINGS, held, "policy")
     ((_, pid),) = alone.places
-    told = (
+    pattern = (
         rf"^rollout worker 0 \(pid {pid} on .*\) hangs: .* it uses no processor; was it stopped\?$"
     )
     try:
-        with pytest.raises(WorkerLost, match=told):
+        with pytest.raises(WorkerLost, match=pattern):
             alone.call("is_stopped", 0.0).result()
         end = time.monotonic() + 60.0
         while psutil.pid_exists(pid) and time.monotonic() < end:

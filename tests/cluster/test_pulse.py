@@ -59,9 +59,9 @@ def test_a_call_that_computes_says_so() -> None:
 def test_a_call_that_waits_says_where() -> None:
     with called(waits_for_nothing) as thread:
         until(lambda: pulse_of(thread) == pulse_of(thread))
-        found = pulse_of(thread)
-    assert "threading.py:" in found.place
-    assert not found.waits
+        thread_pulse = pulse_of(thread)
+    assert "threading.py:" in thread_pulse.place
+    assert not thread_pulse.waits
 
 
 def test_a_process_that_the_call_started_computes_for_it() -> None:
@@ -83,7 +83,7 @@ def test_a_process_is_seen_from_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (
             WATCHDOG.format(rank=1),
@@ -101,8 +101,8 @@ def test_a_process_is_seen_from_outside() -> None:
         ("", None),
     ],
 )
-def test_the_watchdogs_words_are_told_from_others(words: str, told: str | None) -> None:
-    assert timed_out(f"before\n{words}\nafter") == told
+def test_the_watchdogs_words_are_told_from_others(words: str, expected: str | None) -> None:
+    assert timed_out(f"before\n{words}\nafter") == expected
 
 
 def test_the_last_words_are_the_end_of_a_file(

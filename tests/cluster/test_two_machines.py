@@ -105,7 +105,7 @@ def saved(step: int, restarts: int = 0) -> Holds:
 
 
 def places(events: Path, role: str) -> list[list[Any]]:
-    return [one["places"] for one in whole_lines(events) if one.get("role") == role][-1]
+    return [event["places"] for event in whole_lines(events) if event.get("role") == role][-1]
 
 
 @pytest.mark.parametrize("kills", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -133,12 +133,12 @@ def test_ranks_on_two_machines_train_lose_a_machine_and_go_on(
     assert ended.code == 0, ended.message
     for strike in strikes:
         strike.join()
-    told = [event for event in lines(events) if event["event"] == "restarted"]
-    assert len(told) == kills + 1
-    assert all(event["message"].startswith("rank 1 died: ") for event in told[:kills])
-    assert all(event["step"] >= 4 * number for number, event in enumerate(told, 1))
+    restarts = [event for event in lines(events) if event["event"] == "restarted"]
+    assert len(restarts) == kills + 1
+    assert all(event["message"].startswith("rank 1 died: ") for event in restarts[:kills])
+    assert all(event["step"] >= 4 * number for number, event in enumerate(restarts, 1))
     assert sorted(at for at, _ in places(events, "policy")) == [first.address, second.address]
-    workers = [one["places"] for one in lines(events) if one.get("role") == "rollout"][-2:]
+    workers = [event["places"] for event in lines(events) if event.get("role") == "rollout"][-2:]
     assert sorted(at for ((at, _),) in workers) == [first.address, second.address]
 
     resumed = postgrad(
@@ -146,7 +146,9 @@ def test_ranks_on_two_machines_train_lose_a_machine_and_go_on(
         before=first.inside, extra=OPEN,
     )  # fmt: skip
     assert resumed.code == 0, resumed.message
-    drawn = [(one["ticket"], one["sample"]) for one in lines(tmp_path / "run" / "samples.jsonl")]
+    drawn = [
+        (sample["ticket"], sample["sample"]) for sample in lines(tmp_path / "run" / "samples.jsonl")
+    ]
     tickets = range(4 * (steps + 18))
     assert sorted(drawn) == [(ticket, sample) for ticket in tickets for sample in range(4)]
 

@@ -84,14 +84,14 @@ def test_seed_and_turn_name_other_numbers(make_engine):
 def test_logprobs_as_sampled_are_those_of_a_whole_forward(make_engine, temperature):
     engine = make_engine(6, 6 * 32)
     done = generate(engine, requests(temperature=temperature))
-    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
-    for completion, ids, found in zip(
-        done, whole, engine.logprobs(whole, temperature), strict=True
+    full_sequences = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
+    for completion, ids, rescored in zip(
+        done, full_sequences, engine.logprobs(full_sequences, temperature), strict=True
     ):
-        assert len(found) == len(ids)
-        assert found[0] == 0.0
+        assert len(rescored) == len(ids)
+        assert rescored[0] == 0.0
         start = len(ids) - len(completion.token_ids)
-        np.testing.assert_allclose(completion.logprobs, found[start:], atol=1e-4)
+        np.testing.assert_allclose(completion.logprobs, rescored[start:], atol=1e-4)
 
 
 def test_filtered_logprobs_are_renormalised_over_what_is_left(make_engine):
@@ -185,11 +185,11 @@ def test_a_stop_string_ends_an_answer_at_the_token_that_completes_it(make_engine
     stopped = generate(engine, requests(12, stop=(stop, "never")))
     assert any(stop in with_pads(c) for c in free)
     for before, after in zip(free, stopped, strict=True):
-        found = with_pads(before).find(stop)
-        if found < 0:
+        stop_index = with_pads(before).find(stop)
+        if stop_index < 0:
             assert with_pads(after) == with_pads(before)
         else:
-            assert with_pads(after) == with_pads(before)[: found + len(stop)]
+            assert with_pads(after) == with_pads(before)[: stop_index + len(stop)]
             assert after.finish_reason == "stop"
 
 
@@ -258,9 +258,9 @@ def test_loaded_weights_are_used_and_named(make_engine, other_weights):
     assert np.abs(before - after)[1:].min() > 1e-4
     done = generate(engine, requests())
     assert all(c.versions == ((7, len(c.token_ids)),) for c in done)
-    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
-    for c, found in zip(done, engine.logprobs(whole, 1.0), strict=True):
-        np.testing.assert_allclose(c.logprobs, found[-len(c.token_ids) :], atol=1e-4)
+    full_sequences = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
+    for c, rescored in zip(done, engine.logprobs(full_sequences, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, rescored[-len(c.token_ids) :], atol=1e-4)
 
 
 def test_weights_that_come_while_samples_are_decoded_are_named_span_by_span(
@@ -353,14 +353,14 @@ def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_en
 
 
 def test_an_engine_that_is_halted_returns_what_there_is_and_goes_on_as_if_it_had_not(make_engine):
-    whole = generate(make_engine(5, 5 * 32), requests())
+    uninterrupted = generate(make_engine(5, 5 * 32), requests())
     engine = make_engine(5, 5 * 32)
     for request in requests():
         engine.submit(request)
     early = engine.completed(halt=lambda: True)  # [], except where samples end in a process
     late = generate(engine, [])
-    assert len(early) + len(late) == len(whole)
-    assert tokens([*early, *late]) == tokens(whole)
+    assert len(early) + len(late) == len(uninterrupted)
+    assert tokens([*early, *late]) == tokens(uninterrupted)
 
 
 def test_a_halted_engine_decodes_nothing(make_engine):
@@ -383,9 +383,9 @@ def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
         if before := written.get((c.ticket, c.sample)):
             assert c.token_ids[: len(before.token_ids)].tolist() == before.token_ids.tolist()
             assert c.logprobs[: len(before.logprobs)].tobytes() == before.logprobs.tobytes()
-    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in late]
-    for c, found in zip(late, engine.logprobs(whole, 1.0), strict=True):
-        np.testing.assert_allclose(c.logprobs, found[-len(c.token_ids) :], atol=1e-4)
+    full_sequences = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in late]
+    for c, rescored in zip(late, engine.logprobs(full_sequences, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, rescored[-len(c.token_ids) :], atol=1e-4)
 
 
 def test_a_sample_that_was_cut_draws_the_numbers_of_its_own_positions(make_engine):
@@ -476,8 +476,8 @@ def test_tokens_are_scored_while_samples_are_in_flight_and_neither_disturbs_the_
     for busy, before in zip(engine.logprobs(sequences, 0.6), idle, strict=True):
         np.testing.assert_allclose(busy, before, atol=1e-4)
     ended = all_of(engine, done)
-    whole = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in ended]
-    for c, scored in zip(ended, engine.logprobs(whole, 1.0), strict=True):
+    full_sequences = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in ended]
+    for c, scored in zip(ended, engine.logprobs(full_sequences, 1.0), strict=True):
         np.testing.assert_allclose(c.logprobs, scored[-len(c.token_ids) :], atol=1e-4)
 
 
@@ -497,8 +497,8 @@ def test_weights_that_come_while_samples_are_in_flight_name_their_spans(make_eng
         if new:
             break
     assert new
-    whole = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in new]
-    for c, scored in zip(new, engine.logprobs(whole, 1.0), strict=True):
+    full_sequences = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in new]
+    for c, scored in zip(new, engine.logprobs(full_sequences, 1.0), strict=True):
         np.testing.assert_allclose(c.logprobs, scored[-len(c.token_ids) :], atol=1e-4)
 
 

@@ -25,7 +25,7 @@ def problem(
 
 
 def test_every_number_follows_from_those_that_are_stated() -> None:
-    found = rl(
+    sizes = rl(
         RunLength(total_episodes=100_000),
         rollout_batch_size=64,
         n_samples_per_prompt=8,
@@ -33,52 +33,52 @@ def test_every_number_follows_from_those_that_are_stated() -> None:
         epochs_per_rollout=2,
         micro_train_batch_size=16,
     )
-    assert found.samples_per_step == 512
-    assert found.num_mini_batches == 4
-    assert found.updates_per_step == 8
-    assert found.gradient_accumulation == 8
-    assert found.steps == 195
-    assert found.total_updates == 1560
-    assert found.total_episodes == 99_840
-    assert found.left_over == 160
+    assert sizes.samples_per_step == 512
+    assert sizes.num_mini_batches == 4
+    assert sizes.updates_per_step == 8
+    assert sizes.gradient_accumulation == 8
+    assert sizes.steps == 195
+    assert sizes.total_updates == 1560
+    assert sizes.total_episodes == 99_840
+    assert sizes.left_over == 160
 
 
 def test_an_update_left_unsaid_takes_all_samples_of_a_step() -> None:
-    found = rl(rollout_batch_size=16, n_samples_per_prompt=4)
-    assert (found.train_batch_size, found.updates_per_step) == (64, 1)
+    sizes = rl(rollout_batch_size=16, n_samples_per_prompt=4)
+    assert (sizes.train_batch_size, sizes.updates_per_step) == (64, 1)
     sft = geometry(BatchSettings(), RunLength(steps=5))
     assert (sft.train_batch_size, sft.samples_per_step, sft.updates_per_step) == (64, 64, 1)
 
 
 def test_ten_million_episodes_of_224_samples_are_44642_steps_and_192_left_over() -> None:
     """Open-Instruct's way: 7 learner GPUs with 32 samples each."""
-    found = rl(
+    sizes = rl(
         RunLength(total_episodes=10_000_000),
         Parallel(ranks=7),
         rollout_batch_size=224,
         n_samples_per_prompt=1,
         local_mini_batch_size=32,
     )
-    assert (found.train_batch_size, found.steps, found.left_over) == (224, 44_642, 192)
-    assert found.data_parallel_size == 7
+    assert (sizes.train_batch_size, sizes.steps, sizes.left_over) == (224, 44_642, 192)
+    assert sizes.data_parallel_size == 7
 
 
 def test_mini_batches_state_the_update_by_its_share_of_a_step() -> None:
-    found = rl(rollout_batch_size=16, n_samples_per_prompt=8, num_mini_batches=4)
-    assert (found.train_batch_size, found.updates_per_step) == (32, 4)
+    sizes = rl(rollout_batch_size=16, n_samples_per_prompt=8, num_mini_batches=4)
+    assert (sizes.train_batch_size, sizes.updates_per_step) == (32, 4)
 
 
 def test_accumulation_divides_by_the_replicas_too() -> None:
-    found = rl(
+    sizes = rl(
         None,
         Parallel(ranks=8, tensor_parallel=2),
         rollout_batch_size=16,
         n_samples_per_prompt=8,
         micro_train_batch_size=4,
     )
-    assert found.data_parallel_size == 4
-    assert found.gradient_accumulation == 128 // (4 * 4)
-    assert found.local_mini_batch_size == 32
+    assert sizes.data_parallel_size == 4
+    assert sizes.gradient_accumulation == 128 // (4 * 4)
+    assert sizes.local_mini_batch_size == 32
 
 
 def test_epochs_become_steps_once_the_rows_are_known() -> None:
@@ -86,13 +86,13 @@ def test_epochs_become_steps_once_the_rows_are_known() -> None:
     assert geometry(settings, RunLength(epochs=1)).steps is None
     assert geometry(settings, RunLength(epochs=1, rows=7473)).steps == 117  # 116.77 rounded up
     assert geometry(settings, RunLength(epochs=0.5, rows=640)).steps == 5
-    found = rl(RunLength(epochs=2, rows=100), rollout_batch_size=10, n_samples_per_prompt=4)
-    assert found.steps == 20
+    sizes = rl(RunLength(epochs=2, rows=100), rollout_batch_size=10, n_samples_per_prompt=4)
+    assert sizes.steps == 20
 
 
 def test_a_budget_of_less_than_a_step_is_one_step() -> None:
-    found = rl(RunLength(total_episodes=10), rollout_batch_size=16, n_samples_per_prompt=4)
-    assert (found.steps, found.left_over) == (1, 0)
+    sizes = rl(RunLength(total_episodes=10), rollout_batch_size=16, n_samples_per_prompt=4)
+    assert (sizes.steps, sizes.left_over) == (1, 0)
 
 
 def test_ratios_that_are_not_whole_name_the_nearest_values_that_work() -> None:
@@ -141,10 +141,10 @@ def test_a_run_says_its_length_one_way() -> None:
 
 
 def test_ranks_that_do_not_divide_are_told_with_every_other_problem() -> None:
-    found, problems = derive(
+    sizes, problems = derive(
         RolloutBatchSettings(), RunLength(), Parallel(ranks=6, tensor_parallel=4)
     )
-    assert found is None
+    assert sizes is None
     assert len(problems) == 2
     assert problems[0][0] == "steps"
     assert "6" in problems[1][1]
@@ -220,23 +220,23 @@ NAMED = re.compile(
 def test_what_is_accepted_is_whole_and_what_is_named_works(
     prompts: int, samples: int, train: int, micro: int, ranks: int
 ) -> None:
-    said = {"train_batch_size": train, "micro_train_batch_size": micro}
+    stated = {"train_batch_size": train, "micro_train_batch_size": micro}
 
     def tried(**other: int):
         settings = RolloutBatchSettings(
-            rollout_batch_size=prompts, n_samples_per_prompt=samples, **{**said, **other}
+            rollout_batch_size=prompts, n_samples_per_prompt=samples, **{**stated, **other}
         )
         return derive(settings, RunLength(steps=3), Parallel(ranks=ranks))
 
     per_step = prompts * samples
-    found, problems = tried()
+    sizes, problems = tried()
     assert (not problems) == (per_step % train == 0 and train % (micro * ranks) == 0)
     if not problems:
-        assert found is not None
-        assert found.num_mini_batches is not None
-        assert found.gradient_accumulation is not None
-        assert found.num_mini_batches * train == per_step
-        assert found.gradient_accumulation * micro * ranks == train
+        assert sizes is not None
+        assert sizes.num_mini_batches is not None
+        assert sizes.gradient_accumulation is not None
+        assert sizes.num_mini_batches * train == per_step
+        assert sizes.gradient_accumulation * micro * ranks == train
     for key, message in problems:
         for name, *values in NAMED.findall(message.rpartition("; ")[2]):
             for value in filter(None, values):

@@ -151,7 +151,7 @@ def test_a_directory_of_that_name_is_replaced_only_where_that_is_wanted(
     expected = nullcontext() if replace else pytest.raises(OSError, match="not empty")
     with expected, files.whole_directory(path, replace=replace) as folder:
         (folder / "new.txt").write_text("new", "utf-8")
-    assert [one.name for one in path.iterdir()] == ["new.txt" if replace else "mine.txt"]
+    assert [entry.name for entry in path.iterdir()] == ["new.txt" if replace else "mine.txt"]
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -61,13 +61,13 @@ class _Answers(BaseHTTPRequestHandler):
     """The hub's answer about one model: main is B, and there is no other revision."""
 
     def do_GET(self) -> None:
-        known = self.path.partition("?")[0] in (
+        is_known = self.path.partition("?")[0] in (
             "/api/models/org/name",
             "/api/models/org/name/revision/main",
         )
-        body = json.dumps({"id": "org/name", "sha": B, "siblings": []} if known else {}).encode()
-        self.send_response(200 if known else 404)
-        if not known:
+        body = json.dumps({"id": "org/name", "sha": B, "siblings": []} if is_known else {}).encode()
+        self.send_response(200 if is_known else 404)
+        if not is_known:
             self.send_header("X-Error-Code", "RevisionNotFound")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -136,9 +136,9 @@ def test_a_hub_that_never_answers_is_asked_once_for_a_moment(
 
 
 def _at(endpoint: str) -> Any:
-    whole = HfApi.__init__
+    original_init = HfApi.__init__
 
     def init(self: HfApi) -> None:
-        whole(self, endpoint=endpoint)
+        original_init(self, endpoint=endpoint)
 
     return init

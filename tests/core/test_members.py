@@ -22,11 +22,11 @@ def packed(tmp_path: Path) -> Path:
 
 
 def test_lines_are_those_of_the_plain_file_and_of_gunzip(packed: Path) -> None:
-    whole = b"".join(STEPS)
-    assert gzip.decompress(packed.read_bytes()) == whole
+    uncompressed = b"".join(STEPS)
+    assert gzip.decompress(packed.read_bytes()) == uncompressed
     assert has_lines(packed.with_name(NAME))
     with open_lines(packed.with_name(NAME)) as file:
-        assert list(file) == whole.splitlines(keepends=True)
+        assert list(file) == uncompressed.splitlines(keepends=True)
     packed.with_name(NAME).write_bytes(b"plain\n")  # it goes before the compressed one
     with open_lines(packed.with_name(NAME)) as file:
         assert file.read() == b"plain\n"

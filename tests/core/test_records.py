@@ -64,8 +64,8 @@ def test_turn_rewards_lie_where_the_environment_gave_them_weighed_as_in_the_tota
 
 
 def test_nothing_kept_is_an_empty_batch() -> None:
-    one = Rollout(4, 0, (turn("policy", 1),), "stop", ((0, 1),), "")
-    batch = RolloutBatch.of([group(4, [one], [False])])
+    rollout = Rollout(4, 0, (turn("policy", 1),), "stop", ((0, 1),), "")
+    batch = RolloutBatch.of([group(4, [rollout], [False])])
     assert len(batch) == 0
     assert len(batch.sequences.tokens.values) == 0
 

@@ -91,19 +91,19 @@ def test_in_one_process_a_step_begins_one_steps_tickets_and_all_reach_the_bound(
 def test_one_made_from_what_is_under_way_goes_on_as_the_one_before(
     groups: int, staleness: int, steps: int
 ) -> None:
-    whole, first = Schedule(groups, staleness), 0
+    full_schedule, first = Schedule(groups, staleness), 0
     for _ in range(steps):
-        for ticket in range(first, first := first + whole.room):
-            whole.start(ticket)
-        for ticket in whole.front:
-            whole.end(ticket)
-        whole.take()
-        whole.publish()
-    again = Schedule(groups, staleness, version=steps, begun=dict(whole.open))
+        for ticket in range(first, first := first + full_schedule.room):
+            full_schedule.start(ticket)
+        for ticket in full_schedule.front:
+            full_schedule.end(ticket)
+        full_schedule.take()
+        full_schedule.publish()
+    again = Schedule(groups, staleness, version=steps, begun=dict(full_schedule.open))
     assert (again.room, again.front, dict(again.open)) == (
-        whole.room,
-        whole.front,
-        dict(whole.open),
+        full_schedule.room,
+        full_schedule.front,
+        dict(full_schedule.open),
     )
 
 

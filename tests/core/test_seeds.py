@@ -37,7 +37,7 @@ def test_known_numbers_do_not_change_between_versions() -> None:
 @given(seed=COUNTERS, counters=st.lists(COUNTERS, min_size=1, max_size=20))
 def test_a_number_does_not_depend_on_what_it_is_drawn_with(seed: int, counters: list[int]) -> None:
     together = bits(seed, "sample", np.array(counters, np.uint64))
-    assert together.tolist() == [int(bits(seed, "sample", one)) for one in counters]
+    assert together.tolist() == [int(bits(seed, "sample", counter)) for counter in counters]
 
 
 @given(n=st.integers(0, 200), seed=COUNTERS, epoch=st.integers(0, 100))
@@ -54,9 +54,9 @@ def test_uniform_numbers_fill_zero_to_one_evenly() -> None:
 
 
 def test_streams_and_seeds_share_no_numbers() -> None:
-    one = bits(0, "sample", np.arange(1000))
-    assert not set(one.tolist()) & set(bits(0, "data", np.arange(1000)).tolist())
-    assert not set(one.tolist()) & set(bits(1, "sample", np.arange(1000)).tolist())
+    sample_bits = bits(0, "sample", np.arange(1000))
+    assert not set(sample_bits.tolist()) & set(bits(0, "data", np.arange(1000)).tolist())
+    assert not set(sample_bits.tolist()) & set(bits(1, "sample", np.arange(1000)).tolist())
 
 
 @given(seed=st.integers(0, 2**70))

@@ -52,8 +52,8 @@ def test_lines_are_cut_at_words_and_no_word_is_lost(text, width):
 
 
 def test_one_thing_is_told_in_the_singular():
-    told = [how_many(count, "row") for count in (0, 1, 2, 1.0, 40_960)]
-    assert told == ["0 rows", "1 row", "2 rows", "1 row", "40,960 rows"]
+    phrases = [how_many(count, "row") for count in (0, 1, 2, 1.0, 40_960)]
+    assert phrases == ["0 rows", "1 row", "2 rows", "1 row", "40,960 rows"]
 
 
 def test_a_size_is_told_in_the_unit_that_fits_it():

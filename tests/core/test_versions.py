@@ -10,11 +10,11 @@ from postgrad.core.files import versions
 
 
 def test_versions_are_those_of_postgrad_python_and_the_packages_in_order() -> None:
-    found = versions(["torch", "numpy"])
-    assert list(found) == ["postgrad", "python", "torch", "numpy"]
-    assert found["postgrad"] == __version__
-    assert found["python"] == platform.python_version()
-    assert found["numpy"] == importlib.metadata.version("numpy")
+    named_versions = versions(["torch", "numpy"])
+    assert list(named_versions) == ["postgrad", "python", "torch", "numpy"]
+    assert named_versions["postgrad"] == __version__
+    assert named_versions["python"] == platform.python_version()
+    assert named_versions["numpy"] == importlib.metadata.version("numpy")
 
 
 def test_what_is_changed_in_one_answer_is_not_in_the_next() -> None:

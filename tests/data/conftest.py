@@ -17,10 +17,10 @@ def make_tokenizer() -> Callable[..., Any]:
     """make_tokenizer(template, more special tokens)."""
 
     def make(template: str | None = TEMPLATE, special: tuple[str, ...] = ()) -> Any:
-        made = _characters(TokenizerInit(kind="characters"), [])
-        made.add_special_tokens([PAD, START, END, *special])
+        backend = _characters(TokenizerInit(kind="characters"), [])
+        backend.add_special_tokens([PAD, START, END, *special])
         return PreTrainedTokenizerFast(
-            tokenizer_object=made,
+            tokenizer_object=backend,
             eos_token=special[0] if special else END,
             pad_token=PAD,
             additional_special_tokens=[START, *special[1:]],

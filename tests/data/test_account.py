@@ -17,9 +17,9 @@ WriteRows = Callable[..., str]
 
 
 def test_a_table_has_a_line_a_dataset_their_sum_and_a_column_for_each_fate_that_occurred() -> None:
-    one = RowAccount("a", 5, {"kept": 3, "duplicate": 2}, {"duplicate": "a:2"})
-    two = RowAccount("b", 4, {"truncated": 1, "too_long": 3}, {"too_long": "b:1"})
-    assert table([one, two]) == (
+    account = RowAccount("a", 5, {"kept": 3, "duplicate": 2}, {"duplicate": "a:2"})
+    other_account = RowAccount("b", 4, {"truncated": 1, "too_long": 3}, {"too_long": "b:1"})
+    assert table([account, other_account]) == (
         ["dataset", "rows", "kept whole", "kept, cut", "duplicate", "too long"],
         [
             ["a", "5", "3", "0", "2", "0"],
@@ -27,7 +27,7 @@ def test_a_table_has_a_line_a_dataset_their_sum_and_a_column_for_each_fate_that_
             ["together", "9", "3", "1", "2", "3"],
         ],
     )
-    assert table([one])[1] == [["a", "5", "3", "2"]]
+    assert table([account])[1] == [["a", "5", "3", "2"]]
 
 
 def test_an_account_that_does_not_add_up_is_refused() -> None:
@@ -85,22 +85,22 @@ def test_every_row_of_every_set_has_one_fate(
         dedup=dedup,
     )
     held = HeldOut(frozenset({"held"}), 3, frozenset(ngrams("b c d", 3)))
-    found = training_rows(load_conversations, recipe, tokenizer, exclude=held)
+    training_set = training_rows(load_conversations, recipe, tokenizer, exclude=held)
     seen: set[tuple[str, str]] = set()
-    for account, rows in zip(found.accounts, sets, strict=True):
+    for account, rows in zip(training_set.accounts, sets, strict=True):
         wanted = {"kept": 1}
         for row in rows:
             fate = fate_of(row, how)
-            said = (row["question"], row["answer"])
+            question_and_answer = (row["question"], row["answer"])
             if dedup == "normalised":
-                said = (row["question"].lower(), row["answer"])
+                question_and_answer = (row["question"].lower(), row["answer"])
             if dedup != "none" and fate == "kept":
-                fate = "duplicate" if said in seen else fate
-                seen.add(said)
+                fate = "duplicate" if question_and_answer in seen else fate
+                seen.add(question_and_answer)
             wanted[fate] = wanted.get(fate, 0) + 1
         assert account.fates == wanted
         assert sum(account.fates.values()) == account.rows == len(rows) + 1
-    assert table(found.accounts)[1][-1][1] == str(sum(map(len, sets)) + len(sets))
+    assert table(training_set.accounts)[1][-1][1] == str(sum(map(len, sets)) + len(sets))
 
 
 def fate_of(row: dict[str, str], how: str) -> str:

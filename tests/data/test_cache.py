@@ -53,8 +53,8 @@ class Reader:
         return load_prompts(DataSettings(**settings), tokenizer, max_prompt_tokens=32, cache=cache)
 
 
-def was_read(found: Any) -> bool:
-    return "tokens from the cache (data.cache)" in found.account.notes
+def was_read(loaded: Any) -> bool:
+    return "tokens from the cache (data.cache)" in loaded.account.notes
 
 
 def entries(folder: Path) -> list[Path]:
@@ -84,15 +84,15 @@ def test_what_comes_from_the_cache_is_bit_for_bit_what_is_made_anew(
         assert was_read(again)
         for other in (first, again):
             assert other.account.fates == plain.account.fates
-            for one, two in zip(plain.all(), other.all(), strict=True):
-                assert one.token_ids.dtype == two.token_ids.dtype == np.int32
-                assert np.array_equal(one.token_ids, two.token_ids)
+            for fresh, cached in zip(plain.all(), other.all(), strict=True):
+                assert fresh.token_ids.dtype == cached.token_ids.dtype == np.int32
+                assert np.array_equal(fresh.token_ids, cached.token_ids)
                 if kind == "conversations":
-                    assert one.loss_mask.dtype == two.loss_mask.dtype == np.bool_
-                    assert np.array_equal(one.loss_mask, two.loss_mask)
+                    assert fresh.loss_mask.dtype == cached.loss_mask.dtype == np.bool_
+                    assert np.array_equal(fresh.loss_mask, cached.loss_mask)
                 else:
-                    assert (one.question, one.answer) == (two.question, two.answer)
-                    assert (one.row, one.metadata) == (two.row, two.metadata)
+                    assert (fresh.question, fresh.answer) == (cached.question, cached.answer)
+                    assert (fresh.row, fresh.metadata) == (cached.row, cached.metadata)
 
 
 def test_hints_that_show_an_answer_come_from_the_cache(
@@ -104,9 +104,9 @@ def test_hints_that_show_an_answer_come_from_the_cache(
         Reader(where).prompts(tokenizer, path=path, **hint) for where in (None, folder, folder)
     )
     assert again.account.notes == ("tokens from the cache (data.cache)",) * 2
-    for one, two in zip(plain.all(), again.all(), strict=True):
-        assert np.array_equal(one.hinted.token_ids, two.hinted.token_ids)
-        assert one.hinted.answer_at == two.hinted.answer_at
+    for fresh, cached in zip(plain.all(), again.all(), strict=True):
+        assert np.array_equal(fresh.hinted.token_ids, cached.hinted.token_ids)
+        assert fresh.hinted.answer_at == cached.hinted.answer_at
 
 
 def test_weights_of_messages_are_the_same_from_the_cache_and_decide_the_entry(
@@ -126,10 +126,10 @@ def test_weights_of_messages_are_the_same_from_the_cache_and_decide_the_entry(
     once = reader.conversations(tokenizer, path=rows(0.5), messages="messages")
     again = reader.conversations(tokenizer, path=rows(0.5), messages="messages")
     assert (was_read(once), was_read(again)) == (False, True)
-    for one, two in zip(once.all(), again.all(), strict=True):
-        assert np.array_equal(one.loss_weights, two.loss_weights)
-        expected = 0.5 if one.row % 3 else 1.0
-        assert one.loss_weights.tolist() == (one.loss_mask * expected).tolist()
+    for fresh, cached in zip(once.all(), again.all(), strict=True):
+        assert np.array_equal(fresh.loss_weights, cached.loss_weights)
+        expected = 0.5 if fresh.row % 3 else 1.0
+        assert fresh.loss_weights.tolist() == (fresh.loss_mask * expected).tolist()
     assert not was_read(reader.conversations(tokenizer, path=rows(0.25), messages="messages"))
 
 
@@ -178,23 +178,26 @@ def test_a_damaged_entry_is_told_and_made_again(
     where: float, path: str, folder: Path, tokenizer: Any
 ) -> None:
     reader = Reader(folder)
-    wanted = [one.token_ids.tolist() for one in reader.conversations(tokenizer, path=path).all()]
+    wanted = [
+        conversation.token_ids.tolist()
+        for conversation in reader.conversations(tokenizer, path=path).all()
+    ]
     (entry,) = entries(folder)
-    whole = entry.read_bytes()
-    place = int(where * len(whole)) if where == 0.5 else int(where)
-    for damaged in (whole[: len(whole) // 2], b"", flipped(whole, place)):
+    entry_bytes = entry.read_bytes()
+    place = int(where * len(entry_bytes)) if where == 0.5 else int(where)
+    for damaged in (entry_bytes[: len(entry_bytes) // 2], b"", flipped(entry_bytes, place)):
         entry.write_bytes(damaged)
-        found = reader.conversations(tokenizer, path=path)
-        assert [one.token_ids.tolist() for one in found.all()] == wanted
-        note, _ = found.account.notes  # then the column that is not read
+        reread = reader.conversations(tokenizer, path=path)
+        assert [conversation.token_ids.tolist() for conversation in reread.all()] == wanted
+        note, _ = reread.account.notes  # then the column that is not read
         assert note.startswith(f"the cache entry {entry} cannot be used: ")
         assert note.endswith("; it is computed again")
-        assert entry.read_bytes() == whole
+        assert entry.read_bytes() == entry_bytes
         assert entries(folder) == [entry]
 
 
-def flipped(whole: bytes, place: int) -> bytes:
-    changed = bytearray(whole)
+def flipped(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
     changed[place] ^= 1
     return bytes(changed)
 
@@ -203,9 +206,9 @@ def test_a_folder_that_takes_nothing_costs_a_note(
     path: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    found = Reader(tmp_path / "file" / "cache").conversations(tokenizer, path=path)
-    assert len(found) == len(ROWS)
-    assert any(note.startswith("tokens are not kept") for note in found.account.notes)
+    conversations = Reader(tmp_path / "file" / "cache").conversations(tokenizer, path=path)
+    assert len(conversations) == len(ROWS)
+    assert any(note.startswith("tokens are not kept") for note in conversations.account.notes)
     for name in ("POSTGRAD_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -259,34 +262,34 @@ def test_pairs_and_labels_from_the_cache_are_the_same_bits(
     rows = [{"prompt": "q" * i, "chosen": f"good {i}", "rejected": "bad"} for i in range(5)]
     settings = PairSettings(path=write_rows(rows, "pairs.jsonl"))
     cache = TokenCache(tokenizer, folder)
-    made = load_pairs(settings, tokenizer, cache=cache)
+    fresh_pairs = load_pairs(settings, tokenizer, cache=cache)
     read = load_pairs(settings, tokenizer, cache=cache)
-    assert (was_read(made), was_read(read)) == (False, True)
-    for one, two in zip(made.all(), read.all(), strict=True):
-        assert one.chosen.tobytes() == two.chosen.tobytes()
-        assert one.rejected.tobytes() == two.rejected.tobytes()
-        assert one.chosen_mask.tobytes() == two.chosen_mask.tobytes()
-        assert one.rejected_mask.tobytes() == two.rejected_mask.tobytes()
+    assert (was_read(fresh_pairs), was_read(read)) == (False, True)
+    for fresh, cached in zip(fresh_pairs.all(), read.all(), strict=True):
+        assert fresh.chosen.tobytes() == cached.chosen.tobytes()
+        assert fresh.rejected.tobytes() == cached.rejected.tobytes()
+        assert fresh.chosen_mask.tobytes() == cached.chosen_mask.tobytes()
+        assert fresh.rejected_mask.tobytes() == cached.rejected_mask.tobytes()
     labelled = load_labelled(settings, tokenizer, cache=cache)
     assert was_read(labelled)  # the same conversations with the same answers
-    assert labelled.all()[0].token_ids.tobytes() == made.all()[0].chosen.tobytes()
+    assert labelled.all()[0].token_ids.tobytes() == fresh_pairs.all()[0].chosen.tobytes()
 
 
 def test_the_same_conversations_with_other_answers_meet_no_old_entry(
     folder: Path, tokenizer: Any, write_rows: WriteRows
 ) -> None:
     """Of whole conversations the last message is the answer, of others all that answers."""
-    user, one, two = (
+    user, first_answer, second_answer = (
         {"role": role, "content": role} for role in ("user", "assistant", "assistant")
     )
-    whole = {"completion": [user, one, user, two], "label": True}
-    apart = {"prompt": [user], "completion": [one, user, two], "label": True}
+    joined_row = {"completion": [user, first_answer, user, second_answer], "label": True}
+    apart = {"prompt": [user], "completion": [first_answer, user, second_answer], "label": True}
     cache = TokenCache(tokenizer, folder)
-    found = [
+    loaded = [
         load_labelled(PairSettings(path=write_rows([row] * 2)), tokenizer, cache=cache)
-        for row in (whole, apart)
+        for row in (joined_row, apart)
     ]
-    assert [was_read(each) for each in found] == [False, False]
-    first, second = (each.all()[0] for each in found)
+    assert [was_read(each) for each in loaded] == [False, False]
+    first, second = (each.all()[0] for each in loaded)
     assert first.token_ids.tolist() == second.token_ids.tolist()
     assert first.loss_mask.sum() == second.loss_mask.sum() / 2

@@ -27,11 +27,13 @@ def load(path: str, tokenizer: Any, **more: Any) -> Any:
 def test_a_conversation_has_its_tokens_and_loss_on_the_answer(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    one = load(write_rows(ROWS), tokenizer).all()[0]
-    assert (one.ticket, one.row) == (0, 0)
+    conversation = load(write_rows(ROWS), tokenizer).all()[0]
+    assert (conversation.ticket, conversation.row) == (0, 0)
     text = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nbc<|im_end|>\n"
-    assert tokenizer.decode(one.token_ids.tolist()) == text
-    assert tokenizer.decode(one.token_ids[one.loss_mask].tolist()) == "bc<|im_end|>"
+    assert tokenizer.decode(conversation.token_ids.tolist()) == text
+    assert (
+        tokenizer.decode(conversation.token_ids[conversation.loss_mask].tolist()) == "bc<|im_end|>"
+    )
 
 
 CHAT = [
@@ -47,10 +49,10 @@ def test_all_of_a_conversation_may_bear_loss(write_rows: WriteRows, tokenizer: A
     loaded = load(write_rows(rows), tokenizer, messages="messages", loss_turns="everything")
     assert loaded.account.fates == {"kept": 2}
     assert not loaded.account.notes
-    for one, messages in zip(loaded.all(), (CHAT, CHAT[:3]), strict=True):
-        whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-        assert one.token_ids.tolist() == whole
-        assert one.loss_mask.tolist() == [False, *[True] * (len(whole) - 1)]
+    for conversation, messages in zip(loaded.all(), (CHAT, CHAT[:3]), strict=True):
+        all_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        assert conversation.token_ids.tolist() == all_ids
+        assert conversation.loss_mask.tolist() == [False, *[True] * (len(all_ids) - 1)]
     (asked, _, _) = load(write_rows(ROWS), tokenizer, loss_turns="everything").all()
     assert tokenizer.decode(asked.token_ids[asked.loss_mask].tolist()) == (
         "user\na<|im_end|>\n<|im_start|>assistant\nbc<|im_end|>\n"
@@ -88,9 +90,9 @@ def test_a_row_that_the_template_does_not_write_whole_is_shown_where_all_of_it_b
 
 
 def test_tickets_draw_every_row_once_an_epoch(write_rows: WriteRows, tokenizer: Any) -> None:
-    found = load(write_rows(ROWS), tokenizer)
+    conversations = load(write_rows(ROWS), tokenizer)
     for epoch in range(3):
-        assert sorted(found.draw(3 * epoch + i, seed=0).row for i in range(3)) == [0, 1, 2]
+        assert sorted(conversations.draw(3 * epoch + i, seed=0).row for i in range(3)) == [0, 1, 2]
 
 
 def test_long_conversations_are_dropped_cut_at_their_end_or_an_error(
@@ -112,8 +114,8 @@ def test_a_conversation_cut_before_its_answer_has_no_loss_and_is_dropped(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     rows = [{"question": "q" * 30, "answer": "a"}, ROWS[0], ROWS[2]]
-    found = load(write_rows(rows), tokenizer, max_len=30, on_too_long="truncate")
-    assert found.account.fates == {"kept": 2, "no_loss": 1}
+    conversations = load(write_rows(rows), tokenizer, max_len=30, on_too_long="truncate")
+    assert conversations.account.fates == {"kept": 2, "no_loss": 1}
 
 
 def test_rows_whose_answers_say_nothing_are_dropped_and_counted(
@@ -176,8 +178,8 @@ def test_a_held_out_question_anywhere_in_a_chat_leaves_it_out(
     ]
     path = write_rows([{"messages": chat}, {"messages": chat[2:]}])
     held = HeldOut(frozenset({"held out?"}))
-    found = load(path, tokenizer, messages="messages", selection=Selection(held))
-    assert found.account.fates == {"kept": 1, "excluded": 1}
+    conversations = load(path, tokenizer, messages="messages", selection=Selection(held))
+    assert conversations.account.fates == {"kept": 1, "excluded": 1}
 
 
 def test_only_the_last_turn_bears_loss_where_the_recipe_says_so(
@@ -190,9 +192,13 @@ def test_only_the_last_turn_bears_loss_where_the_recipe_says_so(
         {"role": "assistant", "content": "d"},
     ]
     path = write_rows([{"messages": chat}])
-    one = load(path, tokenizer, messages="messages", loss_turns="last", strip=True).all()[0]
-    assert tokenizer.decode(one.token_ids[one.loss_mask].tolist()) == "d<|im_end|>"
-    assert "\nb<|im_end|>" in tokenizer.decode(one.token_ids.tolist())
+    conversation = load(path, tokenizer, messages="messages", loss_turns="last", strip=True).all()[
+        0
+    ]
+    assert (
+        tokenizer.decode(conversation.token_ids[conversation.loss_mask].tolist()) == "d<|im_end|>"
+    )
+    assert "\nb<|im_end|>" in tokenizer.decode(conversation.token_ids.tolist())
 
 
 def test_the_texts_of_a_dataset_are_all_its_messages(write_rows: WriteRows) -> None:

@@ -27,14 +27,14 @@ def test_a_filter_says_which_rows_stay_and_they_keep_their_numbers(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     settings = DataSettings(path=write_rows(ROWS), filter=f"{HERE}:short")
-    for found in (
+    for loaded in (
         load_conversations(settings, tokenizer),
         load_prompts(settings, tokenizer, max_prompt_tokens=50),
     ):
-        assert [one.row for one in found.all()] == [0, 2]
-        assert found.account.fates == {"kept": 2, "filtered": 1}
-        assert found.account.rows == 3
-        assert "left out by data.filter, such as" in found.account.lines()[1]
+        assert [row.row for row in loaded.all()] == [0, 2]
+        assert loaded.account.fates == {"kept": 2, "filtered": 1}
+        assert loaded.account.rows == 3
+        assert "left out by data.filter, such as" in loaded.account.lines()[1]
 
 
 def test_what_a_filter_leaves_out_is_not_lost(write_rows: WriteRows, tokenizer: Any) -> None:

@@ -23,17 +23,17 @@ def test_rows_name_what_makes_them_again() -> None:
     import reasoning_gym  # half a second: not at collection
 
     for row in list(read_rows(settings()))[:3]:
-        made = reasoning_gym.create_dataset(row.values["task"], **row.values["parameters"])
-        assert made[row.values["index"]]["question"] == row.values["question"]
-        assert made[row.values["index"]]["answer"] == row.values["answer"]
+        task = reasoning_gym.create_dataset(row.values["task"], **row.values["parameters"])
+        assert task[row.values["index"]]["question"] == row.values["question"]
+        assert task[row.values["index"]]["answer"] == row.values["answer"]
         assert len(row.values["answer"]) >= 5
 
 
 @pytest.mark.slow
 def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_of_them() -> None:
-    whole = [row.values["question"] for row in list(read_rows(settings()))]
-    assert whole == [row.values["question"] for row in list(read_rows(settings()))]
-    assert whole[:10] == [row.values["question"] for row in list(read_rows(settings(size=10)))]
+    questions = [row.values["question"] for row in list(read_rows(settings()))]
+    assert questions == [row.values["question"] for row in list(read_rows(settings()))]
+    assert questions[:10] == [row.values["question"] for row in list(read_rows(settings(size=10)))]
 
 
 @pytest.mark.slow

@@ -39,16 +39,16 @@ def bytewise() -> Any:
 @cache
 def every() -> dict[str, tuple[str, str, bytes]]:
     """name -> (suffix, shape of the rows, content)."""
-    found: dict[str, tuple[str, str, bytes]] = {}
+    cases: dict[str, tuple[str, str, bytes]] = {}
     for shape, table in (
         ("row", hostile.VALUES | hostile.SHAPES),
         ("chat", hostile.CHATS),
         ("pair", hostile.PAIRS),
     ):
-        found |= {name: (".jsonl", shape, content) for name, content in table.items()}
+        cases |= {name: (".jsonl", shape, content) for name, content in table.items()}
     for suffix, make in hostile.FILES.items():
-        found |= {name: (suffix, "row", content) for name, content in make()}
-    return found
+        cases |= {name: (suffix, "row", content) for name, content in make()}
+    return cases
 
 
 def written(name: str, folder: Path) -> tuple[Path, str]:
@@ -71,12 +71,12 @@ def harmless(path: Path, shape: str, tokenizer: Any) -> None:
         loaders = [lambda: load_pairs(pairs, tokenizer), lambda: load_labelled(pairs, tokenizer)]
     for load in loaders:
         try:
-            found = load()
+            loaded = load()
         except UsageError as error:
             message = str(error)
         else:
             message = path.name
-            assert found.account.kept == len({one.row for one in found.all()})
+            assert loaded.account.kept == len({row.row for row in loaded.all()})
         assert path.name in message
         assert len(message) < LONGEST_MESSAGE
 

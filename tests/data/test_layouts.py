@@ -234,9 +234,9 @@ def test_a_split_text_has_each_token_but_the_first_in_one_loss(
         drawn = load(str(path), tokenizer, text="text", max_len=limit, on_too_long="split")
     pieces = drawn.all()
     assert all(len(piece.token_ids) <= limit for piece in pieces)
-    whole = tokenizer(rows[0]["text"], add_special_tokens=False)["input_ids"]
+    text_ids = tokenizer(rows[0]["text"], add_special_tokens=False)["input_ids"]
     joined = np.concatenate([piece.token_ids[piece.loss_mask] for piece in pieces])
-    assert joined.tolist() == [*whole[1:], tokenizer.eos_token_id]
+    assert joined.tolist() == [*text_ids[1:], tokenizer.eos_token_id]
     for piece, following in itertools.pairwise(pieces):
         assert piece.token_ids[-1] == following.token_ids[0]
     assert drawn.account.fates == {"kept": 1}

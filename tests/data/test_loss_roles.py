@@ -66,10 +66,10 @@ def load(write_rows: Callable[..., str]) -> Load:
     return read
 
 
-def runs(found: ConversationSet, tokenizer: Any) -> list[list[tuple[str, float]]]:
+def runs(conversations: ConversationSet, tokenizer: Any) -> list[list[tuple[str, float]]]:
     """Of each training row, the runs of tokens of one weight, decoded."""
     rows: list[list[tuple[str, float]]] = []
-    for row in found.all():
+    for row in conversations.all():
         weights = row.loss_mask.astype(np.float32)
         if row.loss_weights is not None:
             assert np.array_equal(row.loss_weights > 0, row.loss_mask)
@@ -87,22 +87,22 @@ def runs(found: ConversationSet, tokenizer: Any) -> list[list[tuple[str, float]]
 def learned(
     load: Load, tokenizer: Any, chat: list[dict[str, Any]], turns: LossTurns
 ) -> list[list[str]]:
-    found = load(tokenizer, [chat], loss_turns=turns)
-    return [[text for text, _ in row] for row in runs(found, tokenizer)]
+    conversations = load(tokenizer, [chat], loss_turns=turns)
+    return [[text for text, _ in row] for row in runs(conversations, tokenizer)]
 
 
 def merging(texts: list[str]) -> Any:
     """A tokenizer that joins punctuation with what follows it, line breaks too."""
-    made = Tokenizer(BPE())
+    backend = Tokenizer(BPE())
     split = Split(Regex(r"[^\\w]+|\\w+"), "isolated")
-    made.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-    made.decoder = ByteLevelDecoder()
+    backend.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.decoder = ByteLevelDecoder()
     alphabet = ByteLevel.alphabet()
     special = [PAD, START, END]
     trainer = BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
-    made.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=END, pad_token=PAD, chat_template=GROUPED
+        tokenizer_object=backend, eos_token=END, pad_token=PAD, chat_template=GROUPED
     )
 
 
@@ -115,7 +115,7 @@ def test_a_turn_of_the_user_is_its_content_and_the_token_that_ends_it(
     family: str, load: Load, make_tokenizer: Callable[..., Any]
 ) -> None:
     tokenizer, end = make_tokenizer(*FAMILIES[family][:2]), ENDS[family]
-    asked = [f"{said}{end}" for said in ("1 + 1?", "and 2 + 2?", "thanks")]
+    asked = [f"{text}{end}" for text in ("1 + 1?", "and 2 + 2?", "thanks")]
     blank = " " if family == "mistral" else ""  # of "[INST] "; tokenizers join it with a word
     assert learned(load, tokenizer, CHAT, ("user",)) == [[blank + text for text in asked]]
     (both,) = learned(load, tokenizer, CHAT, ("assistant", "user"))
@@ -167,8 +167,8 @@ def test_results_in_one_turn_may_differ_in_weight(
         [*RESULTS[:2], first, second, RESULTS[4]],
         [*RESULTS[:2], first, {**second, "weight": 0}],
     ]
-    found = load(tokenizer, chats, loss_turns=("tool",))
-    assert runs(found, tokenizer) == [
+    conversations = load(tokenizer, chats, loss_turns=("tool",))
+    assert runs(conversations, tokenizer) == [
         [
             ("one.\n</tool_response>\n<tool_response>\n", 0.5),
             ("two.\n</tool_response><|im_end|>", 2.0),
@@ -197,7 +197,7 @@ def test_each_message_is_learned_once_where_answers_are_rows_of_their_own(
 )
 @given(
     roles=st.sets(st.sampled_from(["system", "user", "assistant"]), min_size=1),
-    said=st.lists(
+    texts=st.lists(
         st.tuples(
             st.text(alphabet=PRINTABLE, min_size=1).filter(lambda t: "<|" not in t and t.strip()),
             st.sampled_from([0, 0.5, 1, 3]),
@@ -206,21 +206,21 @@ def test_each_message_is_learned_once_where_answers_are_rows_of_their_own(
     ),
 )  # fmt: skip
 def test_any_conversation_is_learned_as_roles_and_weights_say(
-    roles: set[Any], said: list[tuple[str, float]], load: Load, tokenizer: Any
+    roles: set[Any], texts: list[tuple[str, float]], load: Load, tokenizer: Any
 ) -> None:
     order = ["system", *["user", "assistant"] * 3]
     chat = [
         {"role": role, "content": text, **({"weight": weight} if role in roles else {})}
-        for role, (text, weight) in zip(order, said, strict=False)
+        for role, (text, weight) in zip(order, texts, strict=False)
     ]
     other = [{"role": role, "content": "a"} for role in order[:3]]
-    found = load(tokenizer, [chat, other], loss_turns=tuple(roles))
+    conversations = load(tokenizer, [chat, other], loss_turns=tuple(roles))
     wanted = [
         (f"{text}<|im_end|>", float(weight))
-        for role, (text, weight) in zip(order, said, strict=False)
+        for role, (text, weight) in zip(order, texts, strict=False)
         if role in roles and weight
     ]
-    assert runs(found, tokenizer)[:-1] == ([wanted] if wanted else [])
+    assert runs(conversations, tokenizer)[:-1] == ([wanted] if wanted else [])
 
 
 def test_answers_alone_are_what_all_answers_are(load: Load, tokenizer: Any) -> None:
@@ -248,9 +248,9 @@ def test_the_first_token_of_a_text_bears_no_loss_because_nothing_predicts_it(
 ) -> None:
     tokenizer = make_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     chats = [[CHAT[0]], [{**CHAT[0], "weight": 0.5}, CHAT[1]], [{"role": "user", "content": "a"}]]
-    found = load(tokenizer, chats, loss_turns=("user",))
-    assert runs(found, tokenizer) == [[(" + 1?", 1.0)], [(" + 1?", 0.5)]]
-    assert found.account.fates == {"kept": 2, "no_loss": 1}
+    conversations = load(tokenizer, chats, loss_turns=("user",))
+    assert runs(conversations, tokenizer) == [[(" + 1?", 1.0)], [(" + 1?", 0.5)]]
+    assert conversations.account.fates == {"kept": 2, "no_loss": 1}
 
 
 @pytest.mark.parametrize(
@@ -277,26 +277,26 @@ def test_a_template_that_does_not_show_the_messages_of_a_role_is_refused(
     template: str, chat: list[dict[str, str]], why: str, load: Load, tokenizer: Any,
     make_tokenizer: Callable[..., Any],
 ) -> None:  # fmt: skip
-    made = make_tokenizer(template) if template else tokenizer
+    role_tokenizer = make_tokenizer(template) if template else tokenizer
     with pytest.raises(UsageError, match=f"rows.jsonl:1: .* of row 0 cannot be marked: .*{why}"):
-        load(made, [chat], loss_turns=("system", "user"))
+        load(role_tokenizer, [chat], loss_turns=("system", "user"))
 
 
 def test_rows_without_what_is_learned_are_counted(load: Load, tokenizer: Any) -> None:
     blank = {"role": "user", "content": " "}
     chats = [CHAT, [{**CHAT[0], "weight": 0}], [blank], [blank, *CHAT[1:3]]]
-    found = load(tokenizer, chats, loss_turns=("user",))
-    assert found.account.fates == {"kept": 2, "no_loss": 1, "empty": 1}
-    assert [text for text, _ in runs(found, tokenizer)[1]] == ["and 2 + 2?<|im_end|>"]
+    conversations = load(tokenizer, chats, loss_turns=("user",))
+    assert conversations.account.fates == {"kept": 2, "no_loss": 1, "empty": 1}
+    assert [text for text, _ in runs(conversations, tokenizer)[1]] == ["and 2 + 2?<|im_end|>"]
 
 
 def test_a_key_that_names_no_role_is_an_error() -> None:
     for wrong in (("User",), (), "user"):
         with pytest.raises(
             UsageError, match=r"loss_turns.*: it is one of all, .* roles: sys"
-        ) as told:
+        ) as error:
             DataSettings(path="rows.jsonl", loss_turns=wrong)  # type: ignore[arg-type]
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
     every = DataSettings(path="rows.jsonl", loss_turns=get_args(Role))
     assert every.loss_turns == get_args(Role)
 
@@ -321,5 +321,5 @@ def test_users_are_learned_under_the_templates_that_models_come_with(
     template = file.read_text("utf-8")
     marks = r"<\|[\w]+\|>|<｜[^｜'\"]+｜>|<(?:start|end)_of_turn>|<\|turn>|<turn\|>"
     tokenizer = make_tokenizer(template, ("</s>", *sorted({*re.findall(marks, template)})))
-    asked = [f"{said}{end}" for said in ("1 + 1?", "and 2 + 2?", "thanks")]
+    asked = [f"{text}{end}" for text in ("1 + 1?", "and 2 + 2?", "thanks")]
     assert learned(load, tokenizer, CHAT, ("user",)) == [asked]

@@ -44,11 +44,11 @@ def test_epochs_have_their_draws_and_rows_are_drawn_equally_often(
     n = len(mixture)
     assert n == sum(draws for _, draws in sizes)
     drawn = [mixture.draw(ticket, seed) for ticket in range(3 * n)]
-    assert [one.ticket for one in drawn] == list(range(3 * n))
+    assert [draw.ticket for draw in drawn] == list(range(3 * n))
     for epoch in range(3):
-        counts = Counter(one.row // 100 for one in drawn[epoch * n : (epoch + 1) * n])
+        counts = Counter(draw.row // 100 for draw in drawn[epoch * n : (epoch + 1) * n])
         assert [counts[i] for i in range(len(sizes))] == [draws for _, draws in sizes]
-    times = Counter(one.row for one in drawn)
+    times = Counter(draw.row for draw in drawn)
     for number, (rows, _) in enumerate(sizes):
         each = [times[100 * number + row] for row in range(rows)]
         assert max(each) - min(each) <= 1
@@ -66,10 +66,13 @@ def test_a_weight_is_passes_over_a_sets_rows_and_a_count_is_draws() -> None:
 def test_sets_of_a_recipe_are_mixed_with_an_account_each(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    one = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(4)], "one.jsonl")
-    two = write_rows([{"q": f"b{i}", "answer": "y"} for i in range(6)], "two.jsonl")
+    first_path = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(4)], "one.jsonl")
+    second_path = write_rows([{"q": f"b{i}", "answer": "y"} for i in range(6)], "two.jsonl")
     data = MixSettings(
-        sets=(MixedSet(path=one, weight=2.0), MixedSet(path=two, prompt="q", count=3))
+        sets=(
+            MixedSet(path=first_path, weight=2.0),
+            MixedSet(path=second_path, prompt="q", count=3),
+        )
     )
     held = HeldOut(frozenset({"a0", "b1"}))
     prompts = training_prompts(data, tokenizer, max_new_tokens=8, exclude=held)
@@ -79,16 +82,18 @@ def test_sets_of_a_recipe_are_mixed_with_an_account_each(
     assert {q: epoch[q] for q in ("a1", "a2", "a3")} == {"a1": 2, "a2": 2, "a3": 2}
     assert sum(count for q, count in epoch.items() if q[0] == "b") == 3
     assert [prompt.ticket for prompt in prompts.all()] == list(range(8))
-    found = training_rows(load_conversations, data, tokenizer, exclude=HeldOut())
-    assert len(found) == 2 * 4 + 3
+    mixture = training_rows(load_conversations, data, tokenizer, exclude=HeldOut())
+    assert len(mixture) == 2 * 4 + 3
 
 
 def test_one_dataset_is_drawn_as_it_is(write_rows: WriteRows, tokenizer: Any) -> None:
     path = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(5)])
-    found = training_prompts(MixSettings(path=path), tokenizer, max_new_tokens=8, exclude=HeldOut())
+    prompts = training_prompts(
+        MixSettings(path=path), tokenizer, max_new_tokens=8, exclude=HeldOut()
+    )
     with pytest.raises(AttributeError):
-        _ = found._sets  # pyright: ignore[reportAttributeAccessIssue]
-    assert sorted(found.draw(ticket, 3).row for ticket in range(5)) == [0, 1, 2, 3, 4]
+        _ = prompts._sets  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(prompts.draw(ticket, 3).row for ticket in range(5)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

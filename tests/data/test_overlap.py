@@ -40,8 +40,8 @@ def test_a_text_shares_words_exactly_where_n_of_them_stand_in_the_question(
     question: list[str], text: list[str], n: int
 ) -> None:
     grams = frozenset(ngrams(" ".join(question), n))
-    spelled, said = "".join(question), "".join(text)
-    wanted = any(said[i : i + n] in spelled for i in range(len(said) - n + 1))
+    spelled, text_letters = "".join(question), "".join(text)
+    wanted = any(text_letters[i : i + n] in spelled for i in range(len(text_letters) - n + 1))
     assert HeldOut(frozenset({"x"}), n, grams).shares_words([" ".join(text)]) == wanted
 
 
@@ -63,9 +63,9 @@ def test_a_row_that_shares_n_words_with_a_held_out_question_is_left_out(
     data = MixSettings(path=write_rows(rows))
     prompts = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held], 8))
     assert prompts.accounts[0].fates == {"kept": 3, "excluded": 1, "contaminated": 1}
-    said = training_rows(load_conversations, data, tokenizer, exclude=held_out([held], 8))
-    assert [one.row for one in said.all()] == [1, 4]
-    assert said.accounts[0].fates == {"kept": 2, "excluded": 1, "contaminated": 2}
+    conversations = training_rows(load_conversations, data, tokenizer, exclude=held_out([held], 8))
+    assert [conversation.row for conversation in conversations.all()] == [1, 4]
+    assert conversations.accounts[0].fates == {"kept": 2, "excluded": 1, "contaminated": 2}
     without = training_rows(load_conversations, data, tokenizer, exclude=held_out([held]))
     assert without.accounts[0].fates == {"kept": 4, "excluded": 1}
 
@@ -77,9 +77,11 @@ def test_a_templates_own_words_hide_no_held_out_question_and_share_none(
     template = "Solve this problem and think well before you say a number: {question}"
     data = MixSettings(path=write_rows(rows), template=template)
     asked = held.model_copy(update={"template": template})
-    for one in (held, asked):
-        found = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([one], 8))
-        assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
+    for dataset in (held, asked):
+        prompts = training_prompts(
+            data, tokenizer, max_new_tokens=9, exclude=held_out([dataset], 8)
+        )
+        assert prompts.accounts[0].fates == {"kept": 1, "excluded": 1}
 
 
 def test_rows_with_the_same_instruction_are_held_out_by_all_of_their_columns(

@@ -30,10 +30,10 @@ VALUES = st.recursive(
 
 
 def packed(values: list[Any]) -> PackedJson[Any]:
-    found: PackedJson[Any] = PackedJson()
+    packed_values: PackedJson[Any] = PackedJson()
     for value in values:
-        found.append(value)
-    return found
+        packed_values.append(value)
+    return packed_values
 
 
 def bytes_of(values: list[Any]) -> bytes:
@@ -153,9 +153,9 @@ def test_what_a_column_gives_is_an_array_of_its_own() -> None:
 
 @given(st.lists(VALUES, max_size=4))
 def test_values_are_read_as_they_were_added(values: list[Any]) -> None:
-    found = packed(values)
-    assert len(found) == len(values)
-    assert [*map(exactly, found)] == [*map(exactly, values)]
+    packed_values = packed(values)
+    assert len(packed_values) == len(values)
+    assert [*map(exactly, packed_values)] == [*map(exactly, values)]
 
 
 @given(VALUES, VALUES)

@@ -27,8 +27,8 @@ def fates(rows: list[dict[str, Any]], write_rows: WriteRows, tokenizer: Any, **m
     return load(write_rows([FINE, *rows]), tokenizer, max_lost_fraction=1.0, **more).account.fates
 
 
-def chat(*said: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+def chat(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def test_answers_that_are_the_same_teach_nothing(write_rows: WriteRows, tokenizer: Any) -> None:
@@ -100,11 +100,11 @@ def test_a_pair_is_too_long_where_either_is(
         load(path, tokenizer, max_len=limit, on_too_long="error")
     cut = load(path, tokenizer, max_len=limit, on_too_long="truncate")
     assert cut.account.fates == {"kept": 1, "truncated": 1}
-    one = cut.all()[1]
-    ids, mask = getattr(one, longer), getattr(one, f"{longer}_mask")
+    pair = cut.all()[1]
+    ids, mask = getattr(pair, longer), getattr(pair, f"{longer}_mask")
     assert tokenizer.decode(ids[mask].tolist()) == "x" * 10
     assert (len(ids), len(mask)) == (limit, limit)
-    other = one.rejected if longer == "chosen" else one.chosen
+    other = pair.rejected if longer == "chosen" else pair.chosen
     assert tokenizer.decode(other.tolist()).endswith(
         ("bad" if longer == "chosen" else "good") + "<|im_end|>"
     )
@@ -138,12 +138,12 @@ def test_pairs_and_labels_that_repeat_a_row_are_left_out_across_sets(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     swapped = {"prompt": "q", "chosen": "bad", "rejected": "good"}
-    one = write_rows([FINE, swapped, {**FINE, "id": 2}], "one.jsonl")
-    two = write_rows([{**FINE, "chosen": "GOOD"}, {**FINE, "prompt": "r"}], "two.jsonl")
-    sets = (MixedPairs(path=one), MixedPairs(path=two))
+    first_path = write_rows([FINE, swapped, {**FINE, "id": 2}], "one.jsonl")
+    second_path = write_rows([{**FINE, "chosen": "GOOD"}, {**FINE, "prompt": "r"}], "two.jsonl")
+    sets = (MixedPairs(path=first_path), MixedPairs(path=second_path))
     mix = PairMixSettings(sets=sets, dedup="normalised")
-    found = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
-    assert [account.fates for account in found.accounts] == [
+    training_set = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
+    assert [account.fates for account in training_set.accounts] == [
         {"kept": 2, "duplicate": 1},
         {"kept": 1, "duplicate": 1},
     ]
@@ -157,18 +157,20 @@ def test_pairs_and_labels_that_repeat_a_row_are_left_out_across_sets(
 def test_several_sets_of_pairs_are_drawn_by_their_shares(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    one = write_rows([{**FINE, "prompt": f"a{i}"} for i in range(4)], "one.jsonl")
-    two = write_rows([{**FINE, "prompt": f"b{i}"} for i in range(6)], "two.jsonl")
-    mix = PairMixSettings(sets=(MixedPairs(path=one, weight=2.0), MixedPairs(path=two, count=3)))
-    found = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
-    assert len(found) == 2 * 4 + 3
-    drawn = [found.draw(ticket, 0) for ticket in range(11)]
+    first_path = write_rows([{**FINE, "prompt": f"a{i}"} for i in range(4)], "one.jsonl")
+    second_path = write_rows([{**FINE, "prompt": f"b{i}"} for i in range(6)], "two.jsonl")
+    mix = PairMixSettings(
+        sets=(MixedPairs(path=first_path, weight=2.0), MixedPairs(path=second_path, count=3))
+    )
+    mixture = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
+    assert len(mixture) == 2 * 4 + 3
+    drawn = [mixture.draw(ticket, 0) for ticket in range(11)]
     assert [pair.ticket for pair in drawn] == list(range(11))
     asked = [tokenizer.decode(pair.chosen.tolist()).split("<|im_end|>")[0][-2:] for pair in drawn]
     assert sorted(asked)[:8] == ["a0", "a0", "a1", "a1", "a2", "a2", "a3", "a3"]
     labelled = training_rows(load_labelled, mix, tokenizer, exclude=HeldOut())
     assert len(labelled) == 2 * 8 + 3
-    assert [pair.ticket for pair in found.all()] == list(range(10))
+    assert [pair.ticket for pair in mixture.all()] == list(range(10))
 
 
 def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
@@ -195,13 +197,13 @@ def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
         },
     ]
     mix = PairMixSettings(path=write_rows(rows))
-    found = training_rows(load_pairs, mix, tokenizer, exclude=held)
-    assert found.accounts[0].fates == {"kept": 2, "excluded": 2}
+    training_set = training_rows(load_pairs, mix, tokenizer, exclude=held)
+    assert training_set.accounts[0].fates == {"kept": 2, "excluded": 2}
     questions = write_rows([{"question": "q", "answer": "1"}], "questions.jsonl")
-    found = training_rows(
+    training_set = training_rows(
         load_pairs, mix, tokenizer, exclude=held_out([DataSettings(path=questions)])
     )
-    assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
+    assert training_set.accounts[0].fates == {"kept": 3, "excluded": 1}
 
 
 def test_of_two_episodes_the_question_is_their_prompt_wherever_they_part(
@@ -213,8 +215,8 @@ def test_of_two_episodes_the_question_is_their_prompt_wherever_they_part(
         for name, last in (("chosen", "3"), ("rejected", "2"))
     }
     mix = PairMixSettings(path=write_rows([FINE, {"prompt": "play", **answers}]))
-    found = training_rows(load_pairs, mix, tokenizer, exclude=held)
-    assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
+    training_set = training_rows(load_pairs, mix, tokenizer, exclude=held)
+    assert training_set.accounts[0].fates == {"kept": 1, "excluded": 1}
 
 
 def test_shared_words_are_looked_for_in_all_that_is_said(
@@ -229,10 +231,10 @@ def test_shared_words_are_looked_for_in_all_that_is_said(
         },
     ]
     held = HeldOut(frozenset({"z"}), 3, frozenset(ngrams("One, two, three", 3)))
-    found = training_rows(
+    training_set = training_rows(
         load_pairs, PairMixSettings(path=write_rows(rows)), tokenizer, exclude=held
     )
-    assert found.accounts[0].fates == {"kept": 1, "contaminated": 2}
+    assert training_set.accounts[0].fates == {"kept": 1, "contaminated": 2}
 
 
 ANSWER = st.sampled_from(["", "a", "b", "x" * 30, "x" * 30 + "y", "x" * 10])
@@ -265,9 +267,9 @@ def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(
     for row in rows:
         fate = fate_of(row, how)
         if fate in ("kept", "truncated"):
-            said = (row["prompt"], row["chosen"], row["rejected"])
-            fate = "duplicate" if said in seen else fate
-            seen.add(said)
+            pair_text = (row["prompt"], row["chosen"], row["rejected"])
+            fate = "duplicate" if pair_text in seen else fate
+            seen.add(pair_text)
         wanted[fate] = wanted.get(fate, 0) + 1
     (account,) = pairs.accounts
     assert account.fates == wanted
@@ -275,10 +277,10 @@ def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(
     assert len(pairs) == account.kept
     labelled = training_rows(load_labelled, mix, tokenizer, exclude=held)
     assert labelled.accounts[0].fates == wanted
-    assert [one.desirable for one in labelled.all()] == [True, False] * len(pairs)
-    for one in pairs.all():
-        assert max(len(one.chosen), len(one.rejected)) <= PROMPT + 10
-        assert one.chosen.tolist() != one.rejected.tolist()
+    assert [label.desirable for label in labelled.all()] == [True, False] * len(pairs)
+    for pair in pairs.all():
+        assert max(len(pair.chosen), len(pair.rejected)) <= PROMPT + 10
+        assert pair.chosen.tolist() != pair.rejected.tolist()
 
 
 def fate_of(row: dict[str, str], how: str) -> str:
@@ -304,7 +306,7 @@ def test_labels_that_are_lost_are_counted_too(write_rows: WriteRows, tokenizer: 
     rows.append({**label, "prompt": "q" * 40})
     path = write_rows(rows)
     how: dict[str, Any] = {"max_len": PROMPT + 10, "max_lost_fraction": 1.0}
-    found = load_labelled(PairSettings(path=path, **how), tokenizer)
-    assert found.account.fates == {"kept": 1, "empty": 1, "too_long": 2}
-    found = load_labelled(PairSettings(path=path, on_too_long="truncate", **how), tokenizer)
-    assert found.account.fates == {"kept": 1, "truncated": 1, "empty": 1, "no_loss": 1}
+    labels = load_labelled(PairSettings(path=path, **how), tokenizer)
+    assert labels.account.fates == {"kept": 1, "empty": 1, "too_long": 2}
+    labels = load_labelled(PairSettings(path=path, on_too_long="truncate", **how), tokenizer)
+    assert labels.account.fates == {"kept": 1, "truncated": 1, "empty": 1, "no_loss": 1}

@@ -47,13 +47,13 @@ def bpe(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(path: str, bpe: Any) -> PairSet:
+def all_pairs(path: str, bpe: Any) -> PairSet:
     return load_pairs(PairSettings(path=path, max_len=8192), bpe)
 
 
 @pytest.mark.slow
-def test_every_comparison_is_kept_but_four_with_an_empty_answer(whole: PairSet) -> None:
-    account = whole.account
+def test_every_comparison_is_kept_but_four_with_an_empty_answer(all_pairs: PairSet) -> None:
+    account = all_pairs.account
     assert account.rows == ROWS
     assert account.fates == {"kept": ROWS - 4, "empty": 4}
     assert account.examples["empty"].endswith(":87")
@@ -69,34 +69,34 @@ def test_rows_over_the_limit_are_lost_by_name_or_cut(path: str, bpe: Any) -> Non
         settings = PairSettings.model_validate(
             {"path": path, "max_len": 256, "on_too_long": how, "limit": 300}
         )
-        found = load_pairs(settings, bpe)
-        assert found.account.rows == sum(found.account.fates.values()) == 300
-        assert found.account.kept == len(found)
-        for one in found.all():
-            assert max(len(one.chosen), len(one.rejected)) <= 256
-            assert one.chosen.tolist() != one.rejected.tolist()
-            assert one.chosen_mask.any()
-            assert one.rejected_mask.any()
+        loaded = load_pairs(settings, bpe)
+        assert loaded.account.rows == sum(loaded.account.fates.values()) == 300
+        assert loaded.account.kept == len(loaded)
+        for pair in loaded.all():
+            assert max(len(pair.chosen), len(pair.rejected)) <= 256
+            assert pair.chosen.tolist() != pair.rejected.tolist()
+            assert pair.chosen_mask.any()
+            assert pair.rejected_mask.any()
 
 
 @pytest.mark.slow
 def test_the_marked_tokens_are_the_answers_as_the_file_has_them(
-    whole: PairSet, path: str, bpe: Any
+    all_pairs: PairSet, path: str, bpe: Any
 ) -> None:
     """Read anew: the last "\\n\\nAssistant:" of each text begins its last answer."""
     with gzip.open(path, "rt") as lines:
         rows = [json.loads(line) for line in lines]
     inside = 0
-    for one in whole.all():
-        start = int(np.argmax(one.chosen_mask))
-        assert one.chosen[:start].tolist() == one.rejected[:start].tolist()
-        assert not one.rejected_mask[:start].any()
-        inside += bool(one.chosen[start] == one.rejected[start])
-        if one.row % 10:
+    for pair in all_pairs.all():
+        start = int(np.argmax(pair.chosen_mask))
+        assert pair.chosen[:start].tolist() == pair.rejected[:start].tolist()
+        assert not pair.rejected_mask[:start].any()
+        inside += bool(pair.chosen[start] == pair.rejected[start])
+        if pair.row % 10:
             continue
         for key in ("chosen", "rejected"):
-            ids, mask = getattr(one, key), getattr(one, f"{key}_mask")
-            answer = rows[one.row][key].rpartition("\n\nAssistant:")[2].strip()
+            ids, mask = getattr(pair, key), getattr(pair, f"{key}_mask")
+            answer = rows[pair.row][key].rpartition("\n\nAssistant:")[2].strip()
             assert bpe.decode(ids[mask].tolist()).endswith(f"{answer}<|im_end|>")
             assert mask[-1]
     assert 100 < inside <= 331  # a common letter is no common token

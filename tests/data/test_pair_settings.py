@@ -28,7 +28,7 @@ def test_both_kinds_of_data_say_the_same_of_where_rows_are_and_of_long_ones() ->
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("settings", "why"),
     [
         ({"rejected": "chosen"}, "two of its columns have one name"),
         ({"prompt": "label"}, "two of its columns have one name"),
@@ -37,14 +37,14 @@ def test_both_kinds_of_data_say_the_same_of_where_rows_are_and_of_long_ones() ->
         ({"filter": "short"}, "a function is named as"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(said: dict[str, object], why: str) -> None:
+def test_what_cannot_be_meant_is_refused(settings: dict[str, object], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        PairSettings.model_validate({"path": "a", **said})
+        PairSettings.model_validate({"path": "a", **settings})
 
 
 def test_one_set_is_read_as_it_is_and_several_each_with_their_share() -> None:
-    one = PairMixSettings(path="a")
-    assert one.sources == (one,)
+    settings = PairMixSettings(path="a")
+    assert settings.sources == (settings,)
     several = PairMixSettings(sets=(MixedPairs(path="a", weight=0.5), MixedPairs(path="b")))
     assert [source.path for source in several.sources] == ["a", "b"]
     assert several.sets[0].draws(10) == 5

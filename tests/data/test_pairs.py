@@ -81,15 +81,15 @@ def test_every_shape_of_pair_is_read_as_the_same_two_conversations(
     shape: str, write_rows: WriteRows, tokenizer: Any
 ) -> None:
     row, note = SHAPES[shape]
-    found = load(write_rows([row]), tokenizer)
-    assert found.account.notes == (note,)
-    (one,) = found.all()
-    assert (one.ticket, one.row, one.margin) == (0, 0, 0.0)
-    assert tokenizer.decode(one.chosen.tolist()) == f"{PROMPT}good<|im_end|>"
-    assert tokenizer.decode(one.rejected.tolist()) == f"{PROMPT}bad<|im_end|>"
-    assert runs(tokenizer, one.chosen, one.chosen_mask) == ["good<|im_end|>"]
-    assert runs(tokenizer, one.rejected, one.rejected_mask) == ["bad<|im_end|>"]
-    assert (one.chosen.dtype, one.chosen_mask.dtype) == (np.int32, np.bool_)
+    pairs = load(write_rows([row]), tokenizer)
+    assert pairs.account.notes == (note,)
+    (pair,) = pairs.all()
+    assert (pair.ticket, pair.row, pair.margin) == (0, 0, 0.0)
+    assert tokenizer.decode(pair.chosen.tolist()) == f"{PROMPT}good<|im_end|>"
+    assert tokenizer.decode(pair.rejected.tolist()) == f"{PROMPT}bad<|im_end|>"
+    assert runs(tokenizer, pair.chosen, pair.chosen_mask) == ["good<|im_end|>"]
+    assert runs(tokenizer, pair.rejected, pair.rejected_mask) == ["bad<|im_end|>"]
+    assert (pair.chosen.dtype, pair.chosen_mask.dtype) == (np.int32, np.bool_)
 
 
 def test_columns_and_speakers_have_the_names_that_the_recipe_says(
@@ -100,19 +100,19 @@ def test_columns_and_speakers_have_the_names_that_the_recipe_says(
         {"question": "unread", "best": "Q: q\n\nA: good", "worst": "Q: q\n\nA: bad"},
     ]
     names = {"chosen": "best", "rejected": "worst", "prompt": "question", "speakers": ("Q", "A")}
-    one, two = load(write_rows(rows), tokenizer, **names).all()
-    assert tokenizer.decode(one.chosen.tolist()) == f"{PROMPT}good<|im_end|>"
-    assert two.chosen.tolist() == one.chosen.tolist()
+    pair, other_pair = load(write_rows(rows), tokenizer, **names).all()
+    assert tokenizer.decode(pair.chosen.tolist()) == f"{PROMPT}good<|im_end|>"
+    assert other_pair.chosen.tolist() == pair.chosen.tolist()
 
 
 def test_system_and_strip_are_as_in_any_other_conversation(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     path = write_rows([{"prompt": " q", "chosen": "good ", "rejected": " bad"}])
-    one = load(path, tokenizer, system="s", strip=True).all()[0]
+    pair = load(path, tokenizer, system="s", strip=True).all()[0]
     before = f"<|im_start|>system\ns<|im_end|>\n{PROMPT}"
-    assert tokenizer.decode(one.chosen.tolist()) == f"{before}good<|im_end|>"
-    assert tokenizer.decode(one.rejected.tolist()) == f"{before}bad<|im_end|>"
+    assert tokenizer.decode(pair.chosen.tolist()) == f"{before}good<|im_end|>"
+    assert tokenizer.decode(pair.rejected.tolist()) == f"{before}bad<|im_end|>"
 
 
 def test_rewardbench_rows_keep_their_subset_and_a_margin_is_read_from_its_column(
@@ -122,9 +122,9 @@ def test_rewardbench_rows_keep_their_subset_and_a_margin_is_read_from_its_column
     path = write_rows([{**row, "by": "2.0"}])  # text, as CSV has it
     assert load(path, tokenizer, margin="by").all()[0].margin == 2.0
     path = write_rows([{**row, "by": 2}])
-    one = load(path, tokenizer, margin="by").all()[0]
-    assert one.metadata == {"subset": "alpacaeval-easy", "id": 3}
-    assert one.margin == 2.0
+    pair = load(path, tokenizer, margin="by").all()[0]
+    assert pair.metadata == {"subset": "alpacaeval-easy", "id": 3}
+    assert pair.margin == 2.0
     assert load(path, tokenizer).all()[0].metadata == {
         "subset": "alpacaeval-easy",
         "id": 3,
@@ -140,13 +140,13 @@ def test_a_pair_that_parts_inside_a_turn_bears_loss_on_all_of_it_and_on_every_an
         "chosen": before + "I can\n\nHuman: c\n\nAssistant: well",
         "rejected": before + "I cannot\n\nAssistant: no",
     }
-    found = load(write_rows([row]), tokenizer)
+    pairs = load(write_rows([row]), tokenizer)
     assert (
-        found.account.notes[1] == "1 pairs differ within a turn: the loss covers all of that turn"
+        pairs.account.notes[1] == "1 pairs differ within a turn: the loss covers all of that turn"
     )
-    one = found.all()[0]
-    assert runs(tokenizer, one.chosen, one.chosen_mask) == ["I can<|im_end|>", "well<|im_end|>"]
-    assert runs(tokenizer, one.rejected, one.rejected_mask) == [
+    pair = pairs.all()[0]
+    assert runs(tokenizer, pair.chosen, pair.chosen_mask) == ["I can<|im_end|>", "well<|im_end|>"]
+    assert runs(tokenizer, pair.rejected, pair.rejected_mask) == [
         "I cannot<|im_end|>",
         "no<|im_end|>",
     ]
@@ -167,9 +167,9 @@ def test_rows_of_another_loss_are_told_with_that_loss(
 
 def test_labels_of_one_kind_alone_are_told(write_rows: WriteRows, tokenizer: Any) -> None:
     rows = [{"prompt": "q", "completion": answer, "label": True} for answer in "ab"]
-    found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
+    labels = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
     note = "all labels are true: there is no answer of the other kind"
-    assert found.account.notes[-1] == note
+    assert labels.account.notes[-1] == note
 
 
 def test_a_label_says_whether_an_answer_is_desirable(write_rows: WriteRows, tokenizer: Any) -> None:
@@ -178,38 +178,38 @@ def test_a_label_says_whether_an_answer_is_desirable(write_rows: WriteRows, toke
         {"prompt": [USER], "completion": [BAD], "label": "0"},
         {"completion": [USER, GOOD, USER, BAD], "label": False},
     ]
-    found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
-    assert found.account.notes == (
+    labels = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
+    assert labels.account.notes == (
         "1 row: labelled texts that answer 'prompt'",
         "1 row: labelled messages that answer 'prompt'",
         "1 row: labelled whole conversations",
     )
-    assert [(one.ticket, one.row, one.desirable) for one in found.all()] == [
+    assert [(label.ticket, label.row, label.desirable) for label in labels.all()] == [
         (0, 0, True),
         (1, 1, False),
         (2, 2, False),
     ]
-    marked = [runs(tokenizer, one.token_ids, one.loss_mask) for one in found.all()]
+    marked = [runs(tokenizer, label.token_ids, label.loss_mask) for label in labels.all()]
     assert marked == [["good<|im_end|>"], ["bad<|im_end|>"], ["bad<|im_end|>"]]
-    for one in found.all():
-        assert not one.loss_mask[: one.prompt_tokens].any()
-        assert one.loss_mask[one.prompt_tokens :].all()
+    for label in labels.all():
+        assert not label.loss_mask[: label.prompt_tokens].any()
+        assert label.loss_mask[label.prompt_tokens :].all()
 
 
 def test_a_pair_gives_a_desirable_and_an_undesirable_sample(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     path = write_rows([SHAPES["transcripts"][0], SHAPES["texts after a text"][0]])
-    found = load_labelled(PairSettings(path=path), tokenizer)
-    assert found.account.fates == {"kept": 2}
-    assert [(one.row, one.desirable) for one in found.all()] == [
+    labels = load_labelled(PairSettings(path=path), tokenizer)
+    assert labels.account.fates == {"kept": 2}
+    assert [(label.row, label.desirable) for label in labels.all()] == [
         (0, True),
         (0, False),
         (1, True),
         (1, False),
     ]
     pair = load(path, tokenizer).all()[0]
-    good, bad = found.all()[:2]
+    good, bad = labels.all()[:2]
     assert good.token_ids.tolist() == pair.chosen.tolist()
     assert bad.token_ids.tolist() == pair.rejected.tolist()
     assert tokenizer.decode(good.token_ids[: good.prompt_tokens].tolist()) == PROMPT
@@ -296,11 +296,11 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNREADABLE)
+@pytest.mark.parametrize("case", UNREADABLE)
 def test_a_row_that_cannot_be_read_is_named_with_what_is_wrong(
-    what: str, write_rows: WriteRows, tokenizer: Any
+    case: str, write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    row, why = UNREADABLE[what]
+    row, why = UNREADABLE[case]
     path = write_rows([row])
     how = PairSettings(path=path, margin="by" if "by" in row else "")
     with pytest.raises(UsageError, match=why) as refused:
@@ -355,22 +355,22 @@ def test_masks_are_exactly_the_turns_that_differ_and_the_prompts_tokens_are_shar
     ways = [
         [f"{stem}{number}{text}" for text in way] for number, way in enumerate((chosen, rejected))
     ]
-    said = [[*prompt, *[t for text in way for t in (text, "?")][:-1]] for way in ways]
+    dialogues = [[*prompt, *[t for text in way for t in (text, "?")][:-1]] for way in ways]
     chats = [
-        [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(one)]
-        for one in said
+        [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(dialogue)]
+        for dialogue in dialogues
     ]
-    one = load(write_rows([{"chosen": chats[0], "rejected": chats[1]}]), tokenizer).all()[0]
-    start = int(np.argmax(one.chosen_mask))
-    assert int(np.argmax(one.rejected_mask)) == start
-    assert one.chosen[:start].tolist() == one.rejected[:start].tolist()
-    whole = tokenizer.apply_chat_template(
+    pair = load(write_rows([{"chosen": chats[0], "rejected": chats[1]}]), tokenizer).all()[0]
+    start = int(np.argmax(pair.chosen_mask))
+    assert int(np.argmax(pair.rejected_mask)) == start
+    assert pair.chosen[:start].tolist() == pair.rejected[:start].tolist()
+    prompt_text = tokenizer.apply_chat_template(
         chats[0][: len(prompt)], tokenize=False, add_generation_prompt=True
     )
-    assert tokenizer.decode(one.chosen[:start].tolist()) == whole
+    assert tokenizer.decode(pair.chosen[:start].tolist()) == prompt_text
     for way, ids, mask in (
-        (ways[0], one.chosen, one.chosen_mask),
-        (ways[1], one.rejected, one.rejected_mask),
+        (ways[0], pair.chosen, pair.chosen_mask),
+        (ways[1], pair.rejected, pair.rejected_mask),
     ):
         assert runs(tokenizer, ids, mask) == [f"{text}<|im_end|>" for text in way]
         assert mask[-1]

@@ -93,8 +93,8 @@ def test_long_prompts_are_dropped_cut_at_their_beginning_or_an_error(
     assert dropped.account.fates == {"kept": 2, "too_long": 2}
     cut = load(path, tokenizer, limit, on_too_long="truncate")
     assert cut.account.fates == {"kept": 2, "truncated": 2}
-    whole = load(path, tokenizer).all()[1]
-    assert cut.all()[1].token_ids.tolist() == whole.token_ids[-limit:].tolist()
+    uncut_prompt = load(path, tokenizer).all()[1]
+    assert cut.all()[1].token_ids.tolist() == uncut_prompt.token_ids[-limit:].tolist()
     with pytest.raises(UsageError) as refused:
         load(path, tokenizer, limit, on_too_long="error")
     assert f"{path}:2: the prompt of row 1 has {FRAME + 9} tokens, the limit is {limit}" in str(
@@ -250,15 +250,15 @@ def load_conversations_of(path: str, tokenizer: Any) -> Any:
 def test_a_template_makes_the_question_from_columns(write_rows: WriteRows, tokenizer: Any) -> None:
     rows = [{"a": "x", "b": 3, "answer": "1", "left": True}, {"a": "y", "b": 0.5, "answer": "2"}]
     path = write_rows(rows)
-    found = load(path, tokenizer, template="{{Q}}: {a} + {b}\nA:").all()
-    texts = [tokenizer.decode(one.token_ids.tolist()) for one in found]
+    prompts = load(path, tokenizer, template="{{Q}}: {a} + {b}\nA:").all()
+    texts = [tokenizer.decode(prompt.token_ids.tolist()) for prompt in prompts]
     assert texts[0] == "<|im_start|>user\n{Q}: x + 3\nA:<|im_end|>\n<|im_start|>assistant\n"
     assert "{Q}: y + 0.5\nA:" in texts[1]
-    assert [one.question for one in found] == ["x\n3", "y\n0.5"]
-    assert found[0].metadata == {"a": "x", "b": 3, "left": True}
+    assert [prompt.question for prompt in prompts] == ["x\n3", "y\n0.5"]
+    assert prompts[0].metadata == {"a": "x", "b": 3, "left": True}
     assert load(path, tokenizer, template="{a}?").all()[0].metadata == {"b": 3, "left": True}
-    said = load_conversations(DataSettings(path=path, template="{a}?"), tokenizer).all()[0]
-    assert "user\nx?<|im_end|>" in tokenizer.decode(said.token_ids.tolist())
+    conversation = load_conversations(DataSettings(path=path, template="{a}?"), tokenizer).all()[0]
+    assert "user\nx?<|im_end|>" in tokenizer.decode(conversation.token_ids.tolist())
 
 
 def test_a_template_that_names_no_text_is_refused(write_rows: WriteRows, tokenizer: Any) -> None:
@@ -283,19 +283,19 @@ def test_a_template_that_names_no_text_is_refused(write_rows: WriteRows, tokeniz
 def test_a_dataset_may_have_a_chat_template_of_its_own_as_text_or_file(
     write_rows: WriteRows, tokenizer: Any, tmp_path: Path
 ) -> None:
-    own = (
+    chat_template = (
         "{% for m in messages %}{{ m['role'][0] + '>' + m['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'a>' }}{% endif %}"
     )
     path = write_rows([{"question": "q", "answer": "r"}])
-    (tmp_path / "own.jinja").write_text(own, "utf-8")
-    for template in (own, str(tmp_path / "own.jinja")):
+    (tmp_path / "own.jinja").write_text(chat_template, "utf-8")
+    for template in (chat_template, str(tmp_path / "own.jinja")):
         prompt = load(path, tokenizer, chat_template=template).all()[0]
         assert tokenizer.decode(prompt.token_ids.tolist()) == "u>q\na>"
         settings = DataSettings(path=path, chat_template=template)
-        said = load_conversations(settings, tokenizer).all()[0]
-        assert tokenizer.decode(said.token_ids.tolist()) == "u>q\na>r\n"
-        assert tokenizer.decode(said.token_ids[said.loss_mask].tolist()) == "r\n"
+        conversation = load_conversations(settings, tokenizer).all()[0]
+        assert tokenizer.decode(conversation.token_ids.tolist()) == "u>q\na>r\n"
+        assert tokenizer.decode(conversation.token_ids[conversation.loss_mask].tolist()) == "r\n"
     with pytest.raises(UsageError, match=r"data\.chat_template 'none\.jinja' cannot be read: "):
         load(path, tokenizer, chat_template="none.jinja")
     with pytest.raises(UsageError, match=rf"{path}:1: row 0: the chat template refuses it"):
@@ -317,14 +317,14 @@ def test_a_cut_prompt_keeps_whole_images_and_never_half_of_one(
         def prompts(limit: int) -> list[Any]:
             return load_prompts(settings, tokenizer, max_prompt_tokens=limit, reader=reader).all()
 
-        whole = prompts(200)[0]
-        first, second = whole.images
+        prompt = prompts(200)[0]
+        first, second = prompt.images
         for image in (first, second):
             assert len(image.at) == 20  # four tiles and all of it
-            assert set(whole.token_ids[image.at]) == {reader.token_id}
-        left = len(whole.token_ids) - int(first.at[-1]) - 1  # all behind the first image
+            assert set(prompt.token_ids[image.at]) == {reader.token_id}
+        left = len(prompt.token_ids) - int(first.at[-1]) - 1  # all behind the first image
         cut = prompts(left)[0]
-        assert cut.token_ids.tolist() == whole.token_ids[-left:].tolist()
+        assert cut.token_ids.tolist() == prompt.token_ids[-left:].tolist()
         assert [image.digest for image in cut.images] == [second.digest]
         assert cut.images[0].at.tolist() == (second.at - int(first.at[-1]) - 1).tolist()
         with pytest.raises(UsageError, match="dropped: over the limit"):
@@ -372,16 +372,16 @@ def test_a_prompt_that_is_cut_has_no_room_for_a_right_answer(
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"question": "x", "answer": "1", "group": {"answer": "2"}}, r"column 'group\.answer'"),
         ({"question": "x", "answer": "1\ufdd0"}, r"2 places for \{group\.answer\}.*U\+FDD0"),
     ],
 )
 def test_a_row_in_which_the_place_of_a_right_answer_is_not_clear_is_an_error(
-    row: Any, told: str, write_rows: WriteRows, tokenizer: Any
+    row: Any, message: str, write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         load(write_rows([row]), tokenizer, hint="{answer}{group.answer}")
 
 
@@ -398,7 +398,7 @@ def test_a_prompt_whose_hint_is_too_long_is_too_long(
 
 
 @pytest.mark.parametrize(
-    ("row_", "told"),
+    ("row_", "message"),
     [
         ({"question": "a", "answer": "b", "help": None}, r"column 'help' of row 0 .*data\.hint"),
         ({"question": "a", "answer": "b"}, r"no column 'help'.*data\.hint"),
@@ -409,7 +409,7 @@ def test_a_prompt_whose_hint_is_too_long_is_too_long(
     ],
 )
 def test_a_row_without_what_its_hint_names_is_an_error(
-    row_: dict[str, Any], told: str, write_rows: WriteRows, tokenizer: Any
+    row_: dict[str, Any], message: str, write_rows: WriteRows, tokenizer: Any
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         load(write_rows([row_]), tokenizer, hint="{help}")

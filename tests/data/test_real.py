@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +47,16 @@ def bpe(gsm8k: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.slow
 def test_every_question_and_answer_is_kept_cut_or_dropped(gsm8k: Path, bpe: Any) -> None:
-    found = load_conversations(DataSettings(path=str(gsm8k), max_len=256), bpe)
-    assert found.account.rows == ROWS
-    assert sum(found.account.fates.values()) == ROWS
-    assert found.account.kept == len(found)
-    lengths = [len(one.token_ids) for one in found.all()]
+    conversations = load_conversations(DataSettings(path=str(gsm8k), max_len=256), bpe)
+    assert conversations.account.rows == ROWS
+    assert sum(conversations.account.fates.values()) == ROWS
+    assert conversations.account.kept == len(conversations)
+    lengths = [len(conversation.token_ids) for conversation in conversations.all()]
     assert max(lengths) <= 256
-    assert found.account.fates["too_long"] == ROWS - len(found)
-    assert len(found) > 0.5 * ROWS
-    for one in found.all()[::500]:
-        answer = bpe.decode(one.token_ids[one.loss_mask].tolist())
+    assert conversations.account.fates["too_long"] == ROWS - len(conversations)
+    assert len(conversations) > 0.5 * ROWS
+    for conversation in conversations.all()[::500]:
+        answer = bpe.decode(conversation.token_ids[conversation.loss_mask].tolist())
         assert answer.endswith("<|im_end|>")
         assert "####" in answer
 
@@ -73,13 +72,16 @@ def test_the_hubs_layout_gives_the_same_prompts(
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
-    load: Callable[[DataSettings], Any] = lambda one: load_prompts(one, bpe, max_prompt_tokens=300)  # noqa: E731
+
+    def load(settings: DataSettings) -> Any:
+        return load_prompts(settings, bpe, max_prompt_tokens=300)
+
     hub = load(DataSettings(path="openai/gsm8k", name="main", split="train[-300:]"))
     file = load(DataSettings(path=str(gsm8k), split="train[-300:]"))
     assert hub.account.rows == file.account.rows == 300
-    for one, two in zip(hub.all(), file.all(), strict=True):
-        assert one.token_ids.tolist() == two.token_ids.tolist()
-        assert (one.row, one.answer) == (two.row, two.answer)
+    for hub_prompt, file_prompt in zip(hub.all(), file.all(), strict=True):
+        assert hub_prompt.token_ids.tolist() == file_prompt.token_ids.tolist()
+        assert (hub_prompt.row, hub_prompt.answer) == (file_prompt.row, file_prompt.answer)
 
 
 @pytest.mark.parametrize(("words", "rows"), [(13, 5), (8, 37)])
@@ -88,5 +90,5 @@ def test_how_many_questions_share_words_with_held_out_ones(
 ) -> None:
     """The figures of docs/data.md; all 5 were read: the same story with other numbers."""
     held = held_out([DataSettings(path=str(gsm8k), split="train[-500:]")], words)
-    found = read_rows(DataSettings(path=str(gsm8k), split="train[:-500]"))
-    assert sum(held.shares_words([row.values["question"]]) for row in found) == rows
+    raw_rows = read_rows(DataSettings(path=str(gsm8k), split="train[:-500]"))
+    assert sum(held.shares_words([row.values["question"]]) for row in raw_rows) == rows

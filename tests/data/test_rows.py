@@ -61,13 +61,13 @@ def test_arrow_files_are_read_with_or_without_an_index(new: Any, tmp_path: Path)
 def test_folders_that_datasets_has_saved_are_read_by_split_without_their_caches(
     tmp_path: Path,
 ) -> None:
-    whole = datasets.Dataset.from_list(ROWS)
-    whole.save_to_disk(tmp_path / "whole", num_shards=3)
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(tmp_path / "whole", num_shards=3)
     datasets.load_from_disk(tmp_path / "whole").map(lambda row: {"answer": "of a map"})
     assert list((tmp_path / "whole").glob("cache-*.arrow"))
     assert read(tmp_path / "whole") == ALL
     parts: dict[str | datasets.NamedSplit, datasets.Dataset]
-    parts = {"train": whole.select([5, 3, 1]), "test": whole.select([0])}
+    parts = {"train": dataset.select([5, 3, 1]), "test": dataset.select([0])}
     datasets.DatasetDict(parts.items()).save_to_disk(tmp_path / "parts")
     assert [answer for _, answer in read(tmp_path / "parts")] == ["5", "3", "1"]
     assert [answer for _, answer in read(tmp_path / "parts", split="test")] == ["0"]
@@ -226,8 +226,8 @@ def test_half_a_character_is_named_with_its_line_and_a_whole_one_is_read(tmp_pat
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind("rows.jsonl")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("rows.jsonl")
         with pytest.raises(UsageError, match=r"^rows\.jsonl: cannot be read after line 0: .*rows"):
             read("rows.jsonl")
     for name in ("x" * 5000, "~nobody-of-that-name/rows.jsonl", "a\0b"):
@@ -416,8 +416,8 @@ def test_evaluation_sets_of_one_name_are_told_apart_too(tmp_path: Path) -> None:
     sets = [
         {"name": name, "path": str(tmp_path / name / "test.jsonl")} for name in ("gsm8k", "math")
     ]
-    found = EvalSettings.model_validate({"sets": sets})
-    assert [dataset_name(eval_set.data) for eval_set in found.sets] == [
+    evaluation = EvalSettings.model_validate({"sets": sets})
+    assert [dataset_name(eval_set.data) for eval_set in evaluation.sets] == [
         "gsm8k/test.jsonl", "math/test.jsonl",
     ]  # fmt: skip
 

@@ -38,14 +38,14 @@ def test_the_first_of_equal_rows_stays_within_a_set_and_across_sets(
     tokenizer: Any,
 ) -> None:
     """SFT learns answers, so two answers to a question are two rows; RL asks a question once."""
-    one, two = write_rows(ONE, "one.jsonl"), write_rows(TWO, "two.jsonl")
-    data = MixSettings(sets=(MixedSet(path=one), MixedSet(path=two)), dedup=dedup)
+    first_path, second_path = write_rows(ONE, "one.jsonl"), write_rows(TWO, "two.jsonl")
+    data = MixSettings(sets=(MixedSet(path=first_path), MixedSet(path=second_path)), dedup=dedup)
     nothing = HeldOut()
-    said = training_rows(load_conversations, data, tokenizer, exclude=nothing)
+    loaded_conversations = training_rows(load_conversations, data, tokenizer, exclude=nothing)
     asked = training_prompts(data, tokenizer, max_new_tokens=9, exclude=nothing)
-    for found, wanted in ((said, conversations), (asked, prompts)):
-        assert [row.row for row in found.all()] == [*wanted[0], *wanted[1]]
-        for account, kept, rows in zip(found.accounts, wanted, (4, 2), strict=True):
+    for loaded, wanted in ((loaded_conversations, conversations), (asked, prompts)):
+        assert [row.row for row in loaded.all()] == [*wanted[0], *wanted[1]]
+        for account, kept, rows in zip(loaded.accounts, wanted, (4, 2), strict=True):
             assert account.fates.get("kept", 0) == len(kept)
             assert account.fates.get("duplicate", 0) == rows - len(kept)
 
@@ -56,12 +56,12 @@ def test_a_row_that_was_dropped_takes_the_place_of_none(
     rows = [{"question": "q" * 20, "answer": "1"}, {"question": "c", "answer": "1"}]
     path = write_rows(rows)
     sets = (MixedSet(path=path, max_len=30), MixedSet(path=path, max_len=60))
-    found = training_rows(
+    training_set = training_rows(
         load_conversations, MixSettings(sets=sets, dedup="exact"), tokenizer, exclude=HeldOut()
     )
-    assert found.accounts[0].fates == {"kept": 1, "too_long": 1}
-    assert found.accounts[1].fates == {"kept": 1, "duplicate": 1}
-    assert [row.row for row in found.all()] == [1, 0]
+    assert training_set.accounts[0].fates == {"kept": 1, "too_long": 1}
+    assert training_set.accounts[1].fates == {"kept": 1, "duplicate": 1}
+    assert [row.row for row in training_set.all()] == [1, 0]
 
 
 @given(texts=st.lists(st.text(alphabet="aA b", max_size=3)))

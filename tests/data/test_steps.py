@@ -130,8 +130,8 @@ def test_a_sample_of_the_same_tokens_ends_its_steps_at_the_same_places(
     rows = [TRL, TRL | {"completions": ["a b\n", " c\n\n\n", "d"], "labels": [True] * 3}]
     for answer in load_steps(PairSettings(path=write_rows(rows)), tokenizer).all()[:1]:
         sampled = answer.token_ids[answer.prompt_tokens :]
-        found = answer.prompt_tokens + step_ends(tokenizer, sampled, "\n\n")
-        assert found.tolist() == np.flatnonzero(answer.loss_mask).tolist()
+        ends = answer.prompt_tokens + step_ends(tokenizer, sampled, "\n\n")
+        assert ends.tolist() == np.flatnonzero(answer.loss_mask).tolist()
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,10 @@ def rendered_of(
 def marked(tokenizer: Any, messages: list[dict[str, str]], turns: LossTurns = "all") -> list[str]:
     """The runs of tokens that bear loss, decoded."""
     rendered = rendered_of(tokenizer, messages, turns)
-    (found,) = tokenise(tokenizer, [rendered])
-    if isinstance(found, Unmarkable):
-        raise found
-    ids, mask, _ = found
+    (marked_text,) = tokenise(tokenizer, [rendered])
+    if isinstance(marked_text, Unmarkable):
+        raise marked_text
+    ids, mask, _ = marked_text
     assert tokenizer.decode(ids.tolist()) == rendered.text
     runs: list[list[int]] = []
     for i, token in enumerate(ids.tolist()):

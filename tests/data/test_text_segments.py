@@ -89,7 +89,7 @@ def byte_level(size: int, *, digits: bool = True) -> Any:
 def merging(*merges: tuple[str, str]) -> Any:
     """Byte-level BPE with these merges alone."""
     marks = ["<|im_start|>", "<|im_end|>"]
-    tokens = [*marks, *sorted(BYTE_OF), *(one + other for one, other in merges)]
+    tokens = [*marks, *sorted(BYTE_OF), *(left + other for left, other in merges)]
     model = models.BPE({token: number for number, token in enumerate(tokens)}, [*merges])
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -137,14 +137,14 @@ def unigram() -> Any:
     )
     tokenizer.train_from_iterator(texts(), trainer)
     pieces = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
-    made = Tokenizer(
+    backend = Tokenizer(
         models.Unigram([*pieces, *((byte, -50.0) for byte in BYTES)], 0, byte_fallback=True)
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
     steps = [decoders.ByteFallback(), decoders.Metaspace()]
-    made.decoder = decoders.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
-    made.add_special_tokens(["<unk>", "</s>"])
-    return wrapped(made, PLAIN, "</s>")
+    backend.decoder = decoders.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return wrapped(backend, PLAIN, "</s>")
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -202,10 +202,10 @@ def test_the_bytes_of_sampled_tokens_join_to_what_their_decoder_gives(
 
 @given(kinds, kinds, unicode, st.data())
 def test_a_segment_spells_the_same_bytes_in_both_and_holds_no_boundary_of_both(
-    mine: str, theirs: str, text: str, data: st.DataObject
+    student: str, theirs: str, text: str, data: st.DataObject
 ) -> None:
     """Also of tokens that were cut off, in the middle of a character maybe."""
-    tokenizers = KINDS[mine](), KINDS[theirs]()
+    tokenizers = KINDS[student](), KINDS[theirs]()
     spellings = [Spelling.of(tokenizer) for tokenizer in tokenizers]
     ids = [ids_of(tokenizer, text) for tokenizer in tokenizers]
     ids[0] = ids[0][: data.draw(st.integers(0, len(ids[0])))]
@@ -236,7 +236,7 @@ def spelled(*tokens: bytes) -> SpelledText:
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "segments"),
+    ("student_pieces", "theirs", "segments"),
     [
         # 3 tokens and 2: "un|happy|!" and "unh|appy!" meet at the end alone
         ((b"un", b"happy", b"!"), (b"unh", b"appy!"), ([0, 0, 0], [0, 0])),
@@ -256,9 +256,11 @@ def spelled(*tokens: bytes) -> SpelledText:
     ],
 )
 def test_texts_are_cut_where_both_have_a_boundary(
-    mine: tuple[bytes, ...], theirs: tuple[bytes, ...], segments: tuple[list[int], list[int]]
+    student_pieces: tuple[bytes, ...],
+    theirs: tuple[bytes, ...],
+    segments: tuple[list[int], list[int]],
 ) -> None:
-    cut = common_segments(spelled(*mine), spelled(*theirs))
+    cut = common_segments(spelled(*student_pieces), spelled(*theirs))
     assert (cut.policy.tolist(), cut.other.tolist()) == segments
 
 
@@ -272,7 +274,7 @@ def test_what_ends_a_turn_is_a_segment_of_its_own_where_all_before_it_was_read()
 
 
 @pytest.mark.parametrize(
-    ("most", "mine", "theirs"),
+    ("most", "student_counts", "theirs"),
     [
         (9, [0, 0, 1, 2, -1], [0, 1, 1, 2]),
         (4, [0, 0, 1, 2, -1], [0, 1, 1, 2]),
@@ -283,10 +285,10 @@ def test_what_ends_a_turn_is_a_segment_of_its_own_where_all_before_it_was_read()
     ],
 )
 def test_a_segment_over_the_limit_of_tokens_is_not_read(
-    most: int, mine: list[int], theirs: list[int]
+    most: int, student_counts: list[int], theirs: list[int]
 ) -> None:
     cut = Segments(np.array([0, 0, 1, 2, -1]), np.array([0, 1, 1, 2, -1])).within(most)
-    assert (cut.policy.tolist(), cut.other.tolist()) == (mine, theirs)
+    assert (cut.policy.tolist(), cut.other.tolist()) == (student_counts, theirs)
 
 
 def test_shares_of_tokens_count_those_alone_and_those_with_others() -> None:
@@ -304,14 +306,16 @@ def test_byte_level_tokens_are_cut_as_trl_cuts_them() -> None:
     tokenizers = byte_level(300), byte_level(900, digits=False)
     for text in texts():
         ids = [ids_of(tokenizer, text) for tokenizer in tokenizers]
-        mine, theirs = (Spelling.of(t).spelled(i) for t, i in zip(tokenizers, ids, strict=True))
+        student_pieces, theirs = (
+            Spelling.of(t).spelled(i) for t, i in zip(tokenizers, ids, strict=True)
+        )
         groups = list[Any]()
-        for tokenizer, each, ours in zip(tokenizers, ids, (mine, theirs), strict=True):
+        for tokenizer, each, ours in zip(tokenizers, ids, (student_pieces, theirs), strict=True):
             pieces = tokenizer.convert_ids_to_tokens(each.tolist())
             ends = np.cumsum([utils.piece_byte_len(piece) for piece in pieces])
             np.testing.assert_array_equal(ours.ends, ends)
             groups.append([(int(end) - 1, int(end)) for end in ends])
-        cut = common_segments(mine, theirs)
+        cut = common_segments(student_pieces, theirs)
         for numbers, of in zip(
             (cut.policy, cut.other), ULDLoss._align_by_byte_offsets(*groups), strict=True
         ):
@@ -353,27 +357,29 @@ def sampled(prompts: Sequence[Prompt], answers: Sequence[Any]) -> Sequences:
 def test_a_teacher_reads_its_own_template_the_text_and_its_own_end(
     student: str, teacher: str, tmp_path: Path
 ) -> None:
-    mine, theirs = KINDS[student](), KINDS[teacher]()
-    prompts = [prompt_of(mine, question, n) for n, question in enumerate(TEXTS)]
-    end = np.array([mine.eos_token_id], np.int32)
-    answers = [np.concatenate([ids_of(mine, text), end]) for text in ("It is 24.", "é 数", "")]
-    reader = reader_of(mine, theirs, prompts, tmp_path)
+    student_tokenizer, teacher_tokenizer = KINDS[student](), KINDS[teacher]()
+    prompts = [prompt_of(student_tokenizer, question, n) for n, question in enumerate(TEXTS)]
+    end = np.array([student_tokenizer.eos_token_id], np.int32)
+    answers = [
+        np.concatenate([ids_of(student_tokenizer, text), end]) for text in ("It is 24.", "é 数", "")
+    ]
+    reader = reader_of(student_tokenizer, teacher_tokenizer, prompts, tmp_path)
     sequences = sampled(prompts, answers)
     read = reader.read(sequences, prompts, np.ones(3, np.bool_))
     assert read.rows.tolist() == [0, 1, 2]
-    closing = " </s>" if theirs.eos_token == "</s>" else "<|im_end|>"
+    closing = " </s>" if teacher_tokenizer.eos_token == "</s>" else "<|im_end|>"
     for row, (question, text) in enumerate(zip(TEXTS, ("It is 24.", "é 数", ""), strict=True)):
-        asked = theirs.apply_chat_template(
+        asked = teacher_tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
         )
         ids = [
             part.tolist()
             for part in (
-                ids_of(theirs, text),
-                np.array(theirs.encode(closing, add_special_tokens=False)),
+                ids_of(teacher_tokenizer, text),
+                np.array(teacher_tokenizer.encode(closing, add_special_tokens=False)),
             )
         ]
-        wanted = [*theirs.encode(asked, add_special_tokens=False), *ids[0], *ids[1]]
+        wanted = [*teacher_tokenizer.encode(asked, add_special_tokens=False), *ids[0], *ids[1]]
         assert read.sequences.tokens.row(row).tolist() == wanted
         assert int(read.sequences.loss_mask.row(row).sum()) == len(ids[0]) + len(ids[1])
         assert (read.segments[row].policy >= 0).all()
@@ -382,13 +388,15 @@ def test_a_teacher_reads_its_own_template_the_text_and_its_own_end(
 
 def test_a_segment_s_logprob_is_at_its_first_token(tmp_path: Path) -> None:
     """Worked out by hand: the policy writes "sold!" as five letters, the teacher as two tokens."""
-    mine, theirs = merging(), merging(*SOLD)
-    prompt = prompt_of(mine, "sold")
-    letters = ids_of(mine, "sold!")
+    student, theirs = merging(), merging(*SOLD)
+    prompt = prompt_of(student, "sold")
+    letters = ids_of(student, "sold!")
     assert len(letters) == 5
-    (merged, mark), end = ids_of(theirs, "sold!"), mine.eos_token_id
+    (merged, mark), end = ids_of(theirs, "sold!"), student.eos_token_id
     sequences = sampled([prompt], [np.array([*letters, end], np.int32)])
-    read = reader_of(mine, theirs, [prompt], tmp_path).read(sequences, [prompt], np.array([True]))
+    read = reader_of(student, theirs, [prompt], tmp_path).read(
+        sequences, [prompt], np.array([True])
+    )
     tail = read.sequences.tokens.row(0)[-3:].tolist()
     assert tail == [merged, mark, theirs.eos_token_id]
     logprobs = np.zeros(len(read.sequences.tokens.values), np.float32)
@@ -403,15 +411,15 @@ def test_what_a_teacher_cannot_read_is_not_graded(tmp_path: Path) -> None:
     """Half a character at the limit, a special token in the middle, what is over max_len, and an
     end that was said of something that was not read.
     """
-    mine, theirs = merging(), merging(*SOLD)
-    prompts = [prompt_of(mine, question, n) for n, question in enumerate(["a", "b", "c", "d"])]
-    end, start = mine.eos_token_id, mine.convert_tokens_to_ids("<|im_start|>")
-    half = Spelling.of(mine).tokens.index(b"\xc3")
-    sold = ids_of(mine, "sold!").tolist()
+    student, theirs = merging(), merging(*SOLD)
+    prompts = [prompt_of(student, question, n) for n, question in enumerate(["a", "b", "c", "d"])]
+    end, start = student.eos_token_id, student.convert_tokens_to_ids("<|im_start|>")
+    half = Spelling.of(student).tokens.index(b"\xc3")
+    sold = ids_of(student, "sold!").tolist()
     answers = [[*sold, half], [*sold, start, *sold, end], [half, *sold, end], [*sold, end]]
     sequences = sampled(prompts, [np.array(answer, np.int32) for answer in answers])
     stopped = np.array([False, True, True, False])  # the last one stopped at the limit: no end
-    read = reader_of(mine, theirs, prompts, tmp_path).read(sequences, prompts, stopped)
+    read = reader_of(student, theirs, prompts, tmp_path).read(sequences, prompts, stopped)
     assert [each.policy.tolist() for each in read.segments] == [
         [0, 0, 0, 0, 1, -1],
         [0, 0, 0, 0, 1, *[-1] * 7],
@@ -422,10 +430,10 @@ def test_what_a_teacher_cannot_read_is_not_graded(tmp_path: Path) -> None:
     least = len(
         theirs.apply_chat_template(prompts[0].messages, add_generation_prompt=True)["input_ids"]
     )
-    short = reader_of(mine, theirs, prompts, tmp_path, least + 1)
+    short = reader_of(student, theirs, prompts, tmp_path, least + 1)
     first = short.read(sequences, prompts, stopped).segments[0]
     assert first.policy.tolist() == [0, 0, 0, 0, -1, -1]
-    none = reader_of(mine, theirs, prompts, tmp_path, least)
+    none = reader_of(student, theirs, prompts, tmp_path, least)
     nothing = none.read(sequences, prompts, stopped)
     assert (len(nothing.rows), len(nothing.sequences)) == (0, 0)
     assert all((numbers == UNREAD).all() for _, numbers in nothing.graded(None))
@@ -456,11 +464,13 @@ def test_two_datasets_of_one_name_may_end_turns_in_two_ways(tmp_path: Path) -> N
 
 
 def test_what_a_student_writes_of_special_tokens_is_text_for_the_teacher(tmp_path: Path) -> None:
-    mine, theirs = sentence_piece(), byte_level(900)
-    prompt = prompt_of(mine, "a")
+    student, theirs = sentence_piece(), byte_level(900)
+    prompt = prompt_of(student, "a")
     text = "x<|im_end|>y <think>"
-    sequences = sampled([prompt], [ids_of(mine, text)])
-    read = reader_of(mine, theirs, [prompt], tmp_path).read(sequences, [prompt], np.array([True]))
+    sequences = sampled([prompt], [ids_of(student, text)])
+    read = reader_of(student, theirs, [prompt], tmp_path).read(
+        sequences, [prompt], np.array([True])
+    )
     ids = read.sequences.tokens.row(0)[read.sequences.loss_mask.row(0)]
     assert theirs.eos_token_id not in ids
     assert theirs.convert_tokens_to_ids("<think>") in ids  # it is a token, and no special one
@@ -480,29 +490,32 @@ def test_with_the_same_tokenizer_the_sampled_tokens_are_read(tmp_path: Path) -> 
 
 
 def test_a_row_that_the_teacher_cannot_read_is_refused_before_the_run(tmp_path: Path) -> None:
-    mine, theirs = byte_level(300), sentence_piece()
+    student, theirs = byte_level(300), sentence_piece()
     system = ({"role": "system", "content": "s"}, {"role": "user", "content": "a"})
-    asked = [prompt_of(mine, "a"), prompt_of(mine, "a", 7, messages=system)]
+    asked = [prompt_of(student, "a"), prompt_of(student, "a", 7, messages=system)]
     with pytest.raises(UsageError, match=r"cannot read row 7 of rows\.jsonl: .*no system"):
-        reader_of(mine, theirs, asked, tmp_path)
+        reader_of(student, theirs, asked, tmp_path)
     tools = ({"role": "user", "content": "a", "tools": [{"type": "function"}]},)
     with pytest.raises(UsageError, match="does not write the tools"):
-        reader_of(mine, theirs, [prompt_of(mine, "a", messages=tools)], tmp_path)
+        reader_of(student, theirs, [prompt_of(student, "a", messages=tools)], tmp_path)
 
 
 def test_rows_without_a_question_tell_nothing_of_two_tokenizers(tmp_path: Path) -> None:
-    mine, theirs = byte_level(300), byte_level(900)
+    student, theirs = byte_level(300), byte_level(900)
     messages = ({"role": "system", "content": "Write."},)
-    asked = [prompt_of(mine, "", messages=messages)]
-    assert "another tokenizer" in reader_of(mine, theirs, asked, tmp_path).notes[0]
+    asked = [prompt_of(student, "", messages=messages)]
+    assert "another tokenizer" in reader_of(student, theirs, asked, tmp_path).notes[0]
 
 
 def test_a_tokenizer_that_changes_texts_is_refused(tmp_path: Path) -> None:
-    mine, lowering = byte_level(300), Tokenizer.from_str(byte_level(900).backend_tokenizer.to_str())
+    student, lowering = (
+        byte_level(300),
+        Tokenizer.from_str(byte_level(900).backend_tokenizer.to_str()),
+    )
     lowering.normalizer = normalizers.Lowercase()  # pyright: ignore[reportAttributeAccessIssue]
-    asked = [prompt_of(mine, "WHAT IS IT?")]
+    asked = [prompt_of(student, "WHAT IS IT?")]
     with pytest.raises(UsageError, match="spell different texts"):
-        reader_of(mine, wrapped(lowering, CHATML, "<|im_end|>"), asked, tmp_path)
+        reader_of(student, wrapped(lowering, CHATML, "<|im_end|>"), asked, tmp_path)
     pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     pieces.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UsageError, match="joins tokens to text by WordPiece"):

@@ -120,8 +120,8 @@ def test_tools_of_the_first_message_are_those_of_a_column(
     column, _ = load([ROW], WITH_TOOLS["qwen"], **settings)
     apart = {"messages": [{**first, "tools": tools}, *rest]}
     within, _ = load([apart], WITH_TOOLS["qwen"], **settings)
-    (one,), (other,) = within.all(), column.all()
-    assert one.token_ids.tolist() == other.token_ids.tolist()
+    (within_messages,), (other,) = within.all(), column.all()
+    assert within_messages.token_ids.tolist() == other.token_ids.tolist()
 
 
 @pytest.mark.parametrize(

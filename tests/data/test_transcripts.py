@@ -43,18 +43,21 @@ def test_names_are_text_not_patterns() -> None:
 def test_a_question_is_a_transcript_that_ends_where_the_assistant_begins(
     text: str, before: list[str] | None
 ) -> None:
-    found = question_of(text, HH)
-    assert (None if found is None else [turn["content"] for turn in found]) == before
+    question = question_of(text, HH)
+    assert (None if question is None else [turn["content"] for turn in question]) == before
 
 
 SAID = st.text(alphabet="aH: \n", max_size=8).map(str.strip)
 
 
-@given(said=st.lists(SAID, min_size=1, max_size=6))
-def test_what_was_written_as_a_transcript_is_read_again(said: list[str]) -> None:
-    names = [HH[i % 2] for i in range(len(said))]
-    text = "".join(f"\n\n{name}: {one}" for name, one in zip(names, said, strict=True))
+@given(texts=st.lists(SAID, min_size=1, max_size=6))
+def test_what_was_written_as_a_transcript_is_read_again(texts: list[str]) -> None:
+    names = [HH[i % 2] for i in range(len(texts))]
+    text = "".join(
+        f"\n\n{name}: {text_of_turn}" for name, text_of_turn in zip(names, texts, strict=True)
+    )
     assert is_transcript(text, HH)
     assert turns_of(text, HH) == [
-        {"role": ("user", "assistant")[i % 2], "content": one} for i, one in enumerate(said)
+        {"role": ("user", "assistant")[i % 2], "content": text_of_turn}
+        for i, text_of_turn in enumerate(texts)
     ]

@@ -34,9 +34,9 @@ def load(path: str, tokenizer: Any, cache: TokenCache | None = None, **more: Any
     return load_conversations(wanted, tokenizer, cache=cache)
 
 
-def told(tokenizer: Any, one: Any) -> tuple[str, str]:
+def decoded(tokenizer: Any, text_row: Any) -> tuple[str, str]:
     """(what is read, what is learned)."""
-    ids, mask = one.token_ids, one.loss_mask
+    ids, mask = text_row.token_ids, text_row.loss_mask
     return tokenizer.decode(ids[~mask].tolist()), tokenizer.decode(ids[mask].tolist())
 
 
@@ -44,19 +44,22 @@ def test_qwen3_is_unrolled_into_what_the_model_reads_and_writes_at_each_turn(
     write_rows: WriteRows, make_tokenizer: Make
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
-    found = load(write_rows([{"messages": CHAT}]), tokenizer)
-    first, second = found.all()
+    conversations = load(write_rows([{"messages": CHAT}]), tokenizer)
+    first, second = conversations.all()
     start = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
-    assert told(tokenizer, first) == (
+    assert decoded(tokenizer, first) == (
         f"{start}\n",
         "<think>\nto add\n</think>\n\n2<|im_end|>",
     )
-    assert told(tokenizer, second) == (
+    assert decoded(tokenizer, second) == (
         f"{start}2<|im_end|>\n<|im_start|>user\nand 2 + 2?<|im_end|>\n<|im_start|>assistant\n\n",
         "<think>\nagain\n</think>\n\n4<|im_end|>",
     )
-    assert [(one.ticket, one.row, one.text) for one in (first, second)] == [(0, 0, 0), (1, 0, 1)]
-    assert len({key_of(one) for one in (first, second)}) == 2
+    assert [(each.ticket, each.row, each.text) for each in (first, second)] == [
+        (0, 0, 0),
+        (1, 0, 1),
+    ]
+    assert len({key_of(each) for each in (first, second)}) == 2
 
 
 def test_an_unrolled_row_is_one_row_and_its_answers_are_counted_beside(
@@ -64,13 +67,13 @@ def test_an_unrolled_row_is_one_row_and_its_answers_are_counted_beside(
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
     path = write_rows([{"messages": CHAT}, {"messages": CHAT[:2]}, {"messages": CHAT * 2}])
-    found = load(path, tokenizer)
-    assert found.account.fates == {"kept": 3}
-    assert len(found) == 2 + 1 + 4
-    (note,) = found.account.notes
+    conversations = load(path, tokenizer)
+    assert conversations.account.fates == {"kept": 3}
+    assert len(conversations) == 2 + 1 + 4
+    (note,) = conversations.account.notes
     assert note.startswith("2 rows are unrolled into 6 training rows, one for each answer")
-    assert sorted(found.draw(i, seed=0).ticket for i in range(7)) == list(range(7))
-    assert len({key_of(found.draw(i, seed=0)) for i in range(7)}) == 7
+    assert sorted(conversations.draw(i, seed=0).ticket for i in range(7)) == list(range(7))
+    assert len({key_of(conversations.draw(i, seed=0)) for i in range(7)}) == 7
 
 
 def test_of_an_unrolled_row_only_the_answers_that_fit_are_used(
@@ -83,7 +86,7 @@ def test_of_an_unrolled_row_only_the_answers_that_fit_are_used(
     assert between < len(second.token_ids)
     short = load(path, tokenizer, max_len=between)
     assert short.account.fates == {"truncated": 1}
-    assert [one.text for one in short.all()] == [0]
+    assert [conversation.text for conversation in short.all()] == [0]
     with pytest.raises(UsageError, match="no row of 1 is left"):
         load(path, tokenizer, max_len=between - 1)
     with pytest.raises(UsageError, match=f"row 0 has {len(second.token_ids)} tokens"):
@@ -103,12 +106,12 @@ def test_phi3_appends_its_end_of_text_and_is_one_row(
     write_rows: WriteRows, make_tokenizer: Make
 ) -> None:
     tokenizer = make_tokenizer(PHI3.template, PHI3.special)
-    found = load(write_rows([{"messages": CHAT}]), tokenizer)
-    (one,) = found.all()
-    assert found.account.notes == ()
-    said = "<think>\nto add\n</think>\n\n2<|end|><think>\nagain\n</think>\n\n4<|end|>"
-    assert told(tokenizer, one)[1] == said
-    assert tokenizer.decode(one.token_ids.tolist()).endswith("4<|end|>\n<|endoftext|>")
+    conversations = load(write_rows([{"messages": CHAT}]), tokenizer)
+    (conversation,) = conversations.all()
+    assert conversations.account.notes == ()
+    learned_text = "<think>\nto add\n</think>\n\n2<|end|><think>\nagain\n</think>\n\n4<|end|>"
+    assert decoded(tokenizer, conversation)[1] == learned_text
+    assert tokenizer.decode(conversation.token_ids.tolist()).endswith("4<|end|>\n<|endoftext|>")
 
 
 TEXT = st.text("abc \n1?", min_size=1, max_size=8).map(str.strip).filter(bool)
@@ -116,21 +119,21 @@ TEXT = st.text("abc \n1?", min_size=1, max_size=8).map(str.strip).filter(bool)
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(said=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+@given(exchanges=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
 def test_every_answer_of_every_family_is_learned_once_behind_its_prompt(
-    name: str, said: list[tuple[str, str]], tmp_path: Path, write_rows: WriteRows,
+    name: str, exchanges: list[tuple[str, str]], tmp_path: Path, write_rows: WriteRows,
     make_tokenizer: Make,
 ) -> None:  # fmt: skip
     family = FAMILIES[name]
     tokenizer = make_tokenizer(family.template, family.special)
     messages = [
         {"role": role, "content": text}
-        for pair in said
+        for pair in exchanges
         for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
     learned: list[str] = []
-    for one in load(write_rows([{"messages": messages}]), tokenizer).all():
-        ids, mask = one.token_ids, one.loss_mask
+    for conversation in load(write_rows([{"messages": messages}]), tokenizer).all():
+        ids, mask = conversation.token_ids, conversation.loss_mask
         edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             learned.append(tokenizer.decode(ids[start:end].tolist()))
@@ -140,7 +143,7 @@ def test_every_answer_of_every_family_is_learned_once_behind_its_prompt(
             assert tokenizer.decode(ids[:start].tolist()) == before
     empty = "<think>\n\n</think>\n\n" if name == "qwen3" else ""
     lead = " " if name == "mistral" else empty
-    assert learned == [f"{lead}{answer}{family.ends}" for _, answer in said]
+    assert learned == [f"{lead}{answer}{family.ends}" for _, answer in exchanges]
 
 
 def test_unrolled_rows_are_the_same_bits_from_the_cache(
@@ -149,13 +152,13 @@ def test_unrolled_rows_are_the_same_bits_from_the_cache(
     monkeypatch.setattr(caching, "SMALLEST", 1)
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
     path = write_rows([{"messages": CHAT}, {"messages": CHAT[:2]}])
-    made, read = (load(path, tokenizer, TokenCache(tokenizer, tmp_path)) for _ in range(2))
+    fresh, read = (load(path, tokenizer, TokenCache(tokenizer, tmp_path)) for _ in range(2))
     assert "tokens from the cache (data.cache)" in read.account.notes
-    assert len(made) == len(read) == 3
-    for one, other in zip(made.all(), read.all(), strict=True):
-        assert (one.row, one.text) == (other.row, other.text)
-        assert np.array_equal(one.token_ids, other.token_ids)
-        assert np.array_equal(one.loss_mask, other.loss_mask)
+    assert len(fresh) == len(read) == 3
+    for conversation, other in zip(fresh.all(), read.all(), strict=True):
+        assert (conversation.row, conversation.text) == (other.row, other.text)
+        assert np.array_equal(conversation.token_ids, other.token_ids)
+        assert np.array_equal(conversation.loss_mask, other.loss_mask)
 
 
 OTHER = [CHAT[0], {"role": "assistant", "content": "3"}, *CHAT[2:]]
@@ -178,10 +181,10 @@ def test_a_side_of_a_pair_whose_answers_are_rewritten_is_a_text_for_each(
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
     path = write_rows([{"chosen": CHAT, "rejected": OTHER}])
-    found = load_pairs(PairSettings(path=path), tokenizer)
-    (pair,) = found.all()
-    assert found.account.notes[-1].startswith("2 sides of pairs with a text for each answer")
-    told: list[list[tuple[str, str]]] = [
+    pairs = load_pairs(PairSettings(path=path), tokenizer)
+    (pair,) = pairs.all()
+    assert pairs.account.notes[-1].startswith("2 sides of pairs with a text for each answer")
+    decoded_sides: list[list[tuple[str, str]]] = [
         [
             (
                 tokenizer.decode(ids[begin:end][~mask[begin:end]].tolist()),
@@ -193,7 +196,7 @@ def test_a_side_of_a_pair_whose_answers_are_rewritten_is_a_text_for_each(
     ]
     asked = "<|im_end|>\n<|im_start|>user\nand 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     last = "<think>\nagain\n</think>\n\n4<|im_end|>"
-    assert told == [
+    assert decoded_sides == [
         [(READ, "<think>\nto add\n</think>\n\n2<|im_end|>"), (f"{READ}2{asked}", last)],
         [(READ, "<think>\n\n</think>\n\n3<|im_end|>"), (f"{READ}3{asked}", last)],
     ]
@@ -204,9 +207,9 @@ def test_a_model_that_scores_a_pair_reads_the_last_text_alone(
 ) -> None:
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
     settings = PairSettings(path=write_rows([{"chosen": CHAT, "rejected": OTHER}]))
-    (whole,), (scored,) = (load_pairs(settings, tokenizer, scored=s).all() for s in (False, True))
+    (pair,), (scored,) = (load_pairs(settings, tokenizer, scored=s).all() for s in (False, True))
     assert scored.chosen_openings == scored.rejected_openings == ()
-    for (ids, mask, texts), (last, learned, _) in zip(sides(whole), sides(scored), strict=True):
+    for (ids, mask, texts), (last, learned, _) in zip(sides(pair), sides(scored), strict=True):
         begin, _ = texts[-1]
         assert last.tolist() == ids[begin:].tolist()
         assert learned.tolist() == mask[begin:].tolist()
@@ -244,14 +247,14 @@ def test_pairs_of_several_texts_are_the_same_bits_from_the_cache(
     rows = [{"chosen": CHAT, "rejected": OTHER}, {"chosen": CHAT[:2], "rejected": OTHER[:2]}]
     settings = PairSettings(path=write_rows(rows))
     for scored in (False, True):
-        made, read = (
+        fresh, read = (
             load_pairs(settings, tokenizer, cache=TokenCache(tokenizer, tmp_path), scored=scored)
             for _ in range(2)
         )
         assert "tokens from the cache (data.cache)" in read.account.notes
-        for one, other in zip(made.all(), read.all(), strict=True):
+        for pair, other in zip(fresh.all(), read.all(), strict=True):
             for (ids, mask, texts), (same, marks, parts) in zip(
-                sides(one), sides(other), strict=True
+                sides(pair), sides(other), strict=True
             ):
                 assert np.array_equal(ids, same)
                 assert np.array_equal(mask, marks)
@@ -276,8 +279,8 @@ def test_an_answer_may_begin_with_what_the_generation_prompt_ends_with(
 ) -> None:
     path = write_rows([{"question": "1?", "answer": "<think>one</think> 1"}])
     wanted = DataSettings(path=path, chat_template="tulu_thinker")
-    (one,) = load_conversations(wanted, tokenizer).all()
-    assert told(tokenizer, one) == (
+    (conversation,) = load_conversations(wanted, tokenizer).all()
+    assert decoded(tokenizer, conversation) == (
         "<|user|>\n1?\n<|assistant|>\n<think>",
         "one</think> 1<|im_end|>",
     )
@@ -299,16 +302,16 @@ def test_thoughts_that_a_template_drops_everywhere_are_learned_as_the_policy_wri
     tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", opening), MARKS)
     first, second = load(write_rows([{"messages": CHAT}]), tokenizer).all()
     opened, thought = ("<think>\n", "") if opening else ("", "<think>\n")
-    assert told(tokenizer, first) == (
+    assert decoded(tokenizer, first) == (
         f"<|user|>1 + 1?<|assistant|>{opened}",
         f"{thought}to add\n</think>\n\n2<|end|>",
     )
-    assert told(tokenizer, second) == (
+    assert decoded(tokenizer, second) == (
         f"<|user|>1 + 1?<|assistant|>\n\n2<|end|><|user|>and 2 + 2?<|assistant|>{opened}",
         f"{thought}again\n</think>\n\n4<|end|>",
     )
     (last,) = load(write_rows([{"messages": CHAT}]), tokenizer, loss_turns="last").all()
-    assert told(tokenizer, last) == told(tokenizer, second)
+    assert decoded(tokenizer, last) == decoded(tokenizer, second)
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
@@ -316,15 +319,15 @@ def test_thoughts_in_a_key_of_their_own_are_written_where_the_prompt_opens_them(
     key: str, write_rows: WriteRows, make_tokenizer: Make
 ) -> None:
     tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", "<think>\\n"), MARKS)
-    said = {"role": "assistant", "content": "2", key: "to add\n"}
+    thinking_message = {"role": "assistant", "content": "2", key: "to add\n"}
     again = {"role": "assistant", "content": "4", key: "again"}
-    path = write_rows([{"messages": [CHAT[0], said, CHAT[2], again]}])
+    path = write_rows([{"messages": [CHAT[0], thinking_message, CHAT[2], again]}])
     first, second = load(path, tokenizer).all()
-    assert told(tokenizer, first) == (
+    assert decoded(tokenizer, first) == (
         "<|user|>1 + 1?<|assistant|><think>\n",
         "to add\n</think>\n\n2<|end|>",
     )
-    assert told(tokenizer, second) == (
+    assert decoded(tokenizer, second) == (
         "<|user|>1 + 1?<|assistant|>2<|end|><|user|>and 2 + 2?<|assistant|><think>\n",
         "again\n</think>\n\n4<|end|>",
     )
@@ -335,8 +338,8 @@ def test_thoughts_in_a_key_of_their_own_are_refused_where_their_form_is_not_know
     opening: str, write_rows: WriteRows, make_tokenizer: Make
 ) -> None:
     tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", opening), MARKS)
-    said = {"role": "assistant", "content": "2", "reasoning_content": "to add"}
-    path = write_rows([{"messages": [CHAT[0], said]}])
+    thinking_message = {"role": "assistant", "content": "2", "reasoning_content": "to add"}
+    path = write_rows([{"messages": [CHAT[0], thinking_message]}])
     with pytest.raises(UsageError, match=r"drops reasoning_content|which opens thoughts"):
         load(path, tokenizer)
 
@@ -349,8 +352,8 @@ def test_an_opening_tag_is_written_once_whatever_follows_it(
         {"question": "1?", "answer": f"{begin}one</think>1"}
         for begin in ("<think>", "<think>\n", "")
     ]
-    found = load_conversations(DataSettings(path=write_rows(rows)), tokenizer).all()
-    assert {told(tokenizer, one) for one in found} == {
+    conversations = load_conversations(DataSettings(path=write_rows(rows)), tokenizer).all()
+    assert {decoded(tokenizer, conversation) for conversation in conversations} == {
         ("<|user|>1?<|assistant|><think>\n", "one</think>1<|end|>")
     }
 

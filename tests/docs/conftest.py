@@ -54,17 +54,17 @@ best_metric = "eval/reward"
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a person has who did all that the pages tell: made once, with one small run."""
-    made = tmp_path_factory.mktemp("docs")
-    (made / "recipes").symlink_to(ROOT / "recipes")
+    workspace = tmp_path_factory.mktemp("docs")
+    (workspace / "recipes").symlink_to(ROOT / "recipes")
     for name in ("RECIPE.toml", "recipe.toml"):
-        (made / name).write_text(RECIPE.format(run_dir=made / "RUN_DIR"), "utf-8")
+        (workspace / name).write_text(RECIPE.format(run_dir=workspace / "RUN_DIR"), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made)
+        patch.chdir(workspace)
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("XDG_CONFIG_HOME", str(made / "config"))
-        patch.setenv("POSTGRAD_CALIBRATION", str(made / "calibration.toml"))
+        patch.setenv("XDG_CONFIG_HOME", str(workspace / "config"))
+        patch.setenv("POSTGRAD_CALIBRATION", str(workspace / "calibration.toml"))
         assert main(["train", "RECIPE.toml", "--quiet"]) == 0
-        yield made
+        yield workspace
 
 
 @pytest.fixture

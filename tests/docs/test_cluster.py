@@ -56,10 +56,10 @@ def test_the_recipe_for_two_machines_fits_them_and_wants_what_it_says() -> None:
 
 
 def test_the_recipe_learns_what_that_of_one_gpu_does() -> None:
-    one, many = load_recipe(ROOT / "recipes" / "7b" / "grpo.toml"), load_recipe(GRPO)
+    single, many = load_recipe(ROOT / "recipes" / "7b" / "grpo.toml"), load_recipe(GRPO)
     for section in ("model", "data", "rewards", "algorithm", "batch", "rollout"):
-        assert getattr(one, section) == getattr(many, section), section
-    assert one.learner.lr == many.learner.lr
+        assert getattr(single, section) == getattr(many, section), section
+    assert single.learner.lr == many.learner.lr
 
 
 @pytest.mark.parametrize("block", re.findall(r"```toml\n(.*?)```", PAGE, re.S))
@@ -93,9 +93,11 @@ def test_the_tables_of_the_page_are_recipes(block: str) -> None:
 
 
 LAYOUTS = [
-    one
-    for one in commands()
-    if one.shown and one.at.startswith("docs/cluster.md") and one.words[:2] == ("postgrad", "plan")
+    command
+    for command in commands()
+    if command.shown
+    and command.at.startswith("docs/cluster.md")
+    and command.words[:2] == ("postgrad", "plan")
 ]
 
 
@@ -119,7 +121,7 @@ def example_of(report: dict[str, Any]) -> list[str]:
 
 
 def test_every_layout_is_a_worked_example() -> None:
-    assert [row[0].split(":")[0] for row in EXAMPLES] == [one.words[4] for one in LAYOUTS]
+    assert [row[0].split(":")[0] for row in EXAMPLES] == [command.words[4] for command in LAYOUTS]
 
 
 def require_cards_as_drawn(report: dict[str, Any]) -> None:
@@ -132,7 +134,7 @@ def require_cards_as_drawn(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shown", LAYOUTS, ids=lambda one: one.words[4])
+@pytest.mark.parametrize("shown", LAYOUTS, ids=lambda command: command.words[4])
 def test_the_layouts_of_the_page_fit_and_use_every_card(
     shown: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +162,7 @@ def test_the_layouts_of_the_page_fit_and_use_every_card(
 
 
 def test_the_page_shows_the_layouts_of_which_people_ask() -> None:
-    hardware = [one.words[4] for one in LAYOUTS]
+    hardware = [command.words[4] for command in LAYOUTS]
     assert hardware == [
         "8xH100", "3xRTX-4090", "6xRTX-4090", "2xA100-40G", "8xA100-80G", "8xA100-80G", "16xH100",
         "64xH100", "64xH100", "16xH100",
@@ -221,8 +223,8 @@ def test_the_slurm_job_starts_ray_everywhere_and_ends_as_the_run_does(
     tmp_path: Path, port: int, ends: int
 ) -> None:
     process = slurm(tmp_path, port, ends=ends)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == ends, told
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == ends, stderr
     lines = sorted((tmp_path / "told").read_text().splitlines())
     assert lines == [
         "postgrad on one: train recipe.toml --seed 3 --cluster.type ray --cluster.address "
@@ -252,7 +254,7 @@ def test_the_kubernetes_manifest_asks_for_the_recipes_machines() -> None:
     for group in cluster["workerGroupSpecs"]:
         machines += [group["template"]] * group["replicas"]
     gpus = [
-        one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for one in machines
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in machines
     ]
     recipe = load_recipe(GRPO)
     assert sum(gpus) == recipe.learner.ranks
@@ -261,8 +263,8 @@ def test_the_kubernetes_manifest_asks_for_the_recipes_machines() -> None:
     assert command[:2] == ["postgrad", "train"]
     flags = command[3:]
     assert load_recipe(FOLDER / command[2], flags).cluster.address == "auto"
-    for one in machines:
-        container = one["spec"]["containers"][0]
+    for pod in machines:
+        container = pod["spec"]["containers"][0]
         mounts = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounts == {volume["name"] for volume in one["spec"]["volumes"]}
+        assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
         assert container["workingDir"] == "/shared"

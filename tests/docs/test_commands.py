@@ -55,34 +55,36 @@ PAIR = {
     "rejected": "\n\nHuman: Hi\n\nAssistant: No.",
 }
 
-SHOWN = [one for one in commands() if one.shown and not one.is_synopsis]
-TOLD = [one for one in commands() if not one.shown or one.is_synopsis]
-OURS = [one for one in SHOWN if one.words[0] == "postgrad"]
+SHOWN = [command for command in commands() if command.shown and not command.is_synopsis]
+TOLD = [command for command in commands() if not command.shown or command.is_synopsis]
+OURS = [command for command in SHOWN if command.words[0] == "postgrad"]
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [
+    (subparsers,) = [
         a for a in all_commands().parser._actions if isinstance(a, argparse._SubParsersAction)
     ]
-    return dict(found.choices)
+    return dict(subparsers.choices)
 
 
-def unique(found: list[Command]) -> list[Command]:
+def unique(shown_commands: list[Command]) -> list[Command]:
     """Each command once, wherever it stands first."""
-    return list({one.words: one for one in reversed(found)}.values())[::-1]
+    return list({command.words: command for command in reversed(shown_commands)}.values())[::-1]
 
 
-def needs_hub(one: Command) -> bool:
+def needs_hub(command: Command) -> bool:
     """Whether an evaluation asks a model or data that are not on this machine."""
-    if one.words[1] != "eval":
+    if command.words[1] != "eval":
         return False
-    recipe = load_recipe(one.words[2])
-    return recipe.data.path.count("/") == 1 or any("/" in w and w[0].isupper() for w in one.words)
+    recipe = load_recipe(command.words[2])
+    return recipe.data.path.count("/") == 1 or any(
+        "/" in w and w[0].isupper() for w in command.words
+    )
 
 
-def stand_ins(folder: Path, one: Command) -> None:
+def stand_ins(folder: Path, command: Command) -> None:
     """What the command takes for granted: a run, a model, rows, another system's script."""
-    for before, word in pairwise(one.words[1:]):
+    for before, word in pairwise(command.words[1:]):
         place = folder / word
         if word in MODELS:
             shutil.copytree(folder / "RUN_DIR" / "model", place)
@@ -120,34 +122,34 @@ def adapter_on(base: str, to: Path) -> None:
     write_adapter(adapter.parameters(), settings, base, to)
 
 
-def searches(one: Command) -> bool:
+def searches(command: Command) -> bool:
     """Whether the command plans hundreds of recipes, which takes over a second."""
-    return not {"--search", "--scale"}.isdisjoint(one.words)
+    return not {"--search", "--scale"}.isdisjoint(command.words)
 
 
 @pytest.mark.parametrize(
-    "one",
+    "command",
     [
         pytest.param(c, marks=pytest.mark.slow if searches(c) else (), id=str(c))
         for c in unique([c for c in OURS if c.words[1] in RUN])
     ],
 )
 def test_a_command_of_seconds_runs(
-    one: Command,
+    command: Command,
     with_runs: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if needs_hub(one):
-        plan(one, with_runs)
+    if needs_hub(command):
+        plan(command, with_runs)
         return
-    stand_ins(with_runs, one)
-    if "--steps" in one.words:
-        kept = json.loads((with_runs / one.words[2] / "recipe.json").read_text("utf-8"))
-        with_overrides(recipe_from_json(kept["recipe"]), one.words[3:])
+    stand_ins(with_runs, command)
+    if "--steps" in command.words:
+        kept = json.loads((with_runs / command.words[2] / "recipe.json").read_text("utf-8"))
+        with_overrides(recipe_from_json(kept["recipe"]), command.words[3:])
         return
-    with hub_server(monkeypatch) if "--push-to-hub" in one.words else nullcontext():
-        code = main(with_a_step(one.words[1:]))
+    with hub_server(monkeypatch) if "--push-to-hub" in command.words else nullcontext():
+        code = main(with_a_step(command.words[1:]))
     assert code == 0, capsys.readouterr().err
 
 
@@ -157,25 +159,25 @@ def with_a_step(words: Sequence[str]) -> list[str]:
     return ["3" if is_step else word for is_step, word in zip([False, *named], words, strict=True)]
 
 
-@pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in LONG]), ids=str)
-def test_a_long_command_has_recipes_that_can_be_planned(one: Command, with_runs: Path) -> None:
-    stand_ins(with_runs, one)
-    plan(one, with_runs)
+@pytest.mark.parametrize("command", unique([c for c in OURS if c.words[1] in LONG]), ids=str)
+def test_a_long_command_has_recipes_that_can_be_planned(command: Command, with_runs: Path) -> None:
+    stand_ins(with_runs, command)
+    plan(command, with_runs)
 
 
-def plan(one: Command, folder: Path) -> None:
+def plan(command: Command, folder: Path) -> None:
     """Parses the words, loads the recipe with them, plans it; of a folder each of its recipes."""
-    known, overrides = all_commands().parser.parse_known_args(one.words[1:])
-    if one.words[1] == "generate" and known.model:  # instead of the recipe's own
-        overrides = [*overrides, "--model.path", str(known.model)]
-    if getattr(known, "sweep", None):
-        sweep_of(known.recipe, overrides, parse_swept(known.sweep))
-    if known.recipe.is_dir():
-        stages = load_pipeline(known.recipe, overrides).stages
+    options, overrides = all_commands().parser.parse_known_args(command.words[1:])
+    if command.words[1] == "generate" and options.model:  # instead of the recipe's own
+        overrides = [*overrides, "--model.path", str(options.model)]
+    if getattr(options, "sweep", None):
+        sweep_of(options.recipe, overrides, parse_swept(options.sweep))
+    if options.recipe.is_dir():
+        stages = load_pipeline(options.recipe, overrides).stages
         if any(stage.generate is not None for stage in stages):  # whose rows are not there
-            assert main(["plan", str(known.recipe), *overrides, "--json"]) == 0
+            assert main(["plan", str(options.recipe), *overrides, "--json"]) == 0
             return
-        start = folder / "runs" / known.recipe.name / "start"  # of images: written before
+        start = folder / "runs" / options.recipe.name / "start"  # of images: written before
         model = str((start if start.exists() else folder / "RUN_DIR") / "model")
         models = {stage.name: model for stage in stages}
         for stage in stages:
@@ -183,74 +185,78 @@ def plan(one: Command, folder: Path) -> None:
             resolved.write_text(toml(with_models(stage.recipe, models).dump()), "utf-8")
             assert main(["plan", str(resolved), "--json"]) == 0
     else:
-        load_recipe(known.recipe, overrides)
-        assert main(["plan", str(known.recipe), *overrides, "--json"]) == 0
+        load_recipe(options.recipe, overrides)
+        assert main(["plan", str(options.recipe), *overrides, "--json"]) == 0
 
 
 def toml(recipe: dict[str, object]) -> str:
     """A resolved recipe as TOML: every table inline."""
     return "\n".join(
-        f"{key} = {value(one)}" for key, one in finite(recipe).items() if one is not None
+        f"{key} = {value(setting)}"
+        for key, setting in finite(recipe).items()
+        if setting is not None
     )
 
 
-def value(one: object) -> str:
-    if isinstance(one, dict):
-        inner = ", ".join(f"{json.dumps(k)} = {value(v)}" for k, v in one.items() if v is not None)
+def value(setting: object) -> str:
+    if isinstance(setting, dict):
+        inner = ", ".join(
+            f"{json.dumps(k)} = {value(v)}" for k, v in setting.items() if v is not None
+        )
         return f"{{ {inner} }}"
-    if isinstance(one, list):
-        return f"[{', '.join(value(v) for v in one)}]"
-    return json.dumps(one, ensure_ascii=False)
+    if isinstance(setting, list):
+        return f"[{', '.join(value(v) for v in setting)}]"
+    return json.dumps(setting, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in SERVES]), ids=str)
-def test_a_command_that_serves_has_words_that_its_parser_knows(one: Command) -> None:
-    _, left = all_commands().parser.parse_known_args(one.words[1:])
+@pytest.mark.parametrize("command", unique([c for c in OURS if c.words[1] in SERVES]), ids=str)
+def test_a_command_that_serves_has_words_that_its_parser_knows(command: Command) -> None:
+    _, left = all_commands().parser.parse_known_args(command.words[1:])
     assert left == []
 
 
 def test_the_rule_knows_every_command() -> None:
     assert {*RUN, *LONG, *SERVES} >= set(parsers())
-    assert {one.words[1] for one in OURS} <= set(parsers())
+    assert {command.words[1] for command in OURS} <= set(parsers())
 
 
-@pytest.mark.parametrize("one", unique(TOLD), ids=str)
-def test_a_synopsis_and_a_sentence_name_commands_and_flags_that_there_are(one: Command) -> None:
-    parser = parsers()[one.words[1]]
+@pytest.mark.parametrize("command", unique(TOLD), ids=str)
+def test_a_synopsis_and_a_sentence_name_commands_and_flags_that_there_are(command: Command) -> None:
+    parser = parsers()[command.words[1]]
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    named = set(re.findall(r"--[a-z-]+(?![\w.-])", one.text))
+    named = set(re.findall(r"--[a-z-]+(?![\w.-])", command.text))
     keys = {"--seed", "--steps", "--epochs"} if parser.get_default("takes_overrides") else set()
-    assert named <= flags | keys or one.words[1] == "translate"
+    assert named <= flags | keys or command.words[1] == "translate"
 
 
-def makes(one: Command) -> None:
+def makes(command: Command) -> None:
     """A target of the Makefile: it installs and runs for minutes."""
     targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"))
-    assert set(one.words[1:]) <= set(targets)
+    assert set(command.words[1:]) <= set(targets)
 
 
-def installs(one: Command) -> None:
+def installs(command: Command) -> None:
     """An extra or a group that pyproject.toml has; packages of others are theirs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    for extras in re.findall(r"(?:postgrad|\.)\[([\w,]+)\]", one.text):
+    for extras in re.findall(r"(?:postgrad|\.)\[([\w,]+)\]", command.text):
         assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
-    for group in re.findall(r"--group (\w+)", one.text):
+    for group in re.findall(r"--group (\w+)", command.text):
         assert group in project["dependency-groups"]
 
 
-def is_a_module(one: Command) -> None:
+def is_a_module(command: Command) -> None:
     """A module of benchmarks or docs that has the flags."""
-    assert one.words[1] == "-m"
-    found = importlib.util.find_spec(one.words[2])
-    assert found is not None
-    assert found.origin is not None
-    file = Path(found.origin)
+    assert command.words[1] == "-m"
+    spec = importlib.util.find_spec(command.words[2])
+    assert spec is not None
+    assert spec.origin is not None
+    file = Path(spec.origin)
     files = file.parent.glob("*.py") if file.name == "__init__.py" else [file]
     source = "\n".join(path.read_text("utf-8") for path in files)
-    assert all(f'"{flag}"' in source for flag in one.words[3:] if flag.startswith("--"))
+    assert all(f'"{flag}"' in source for flag in command.words[3:] if flag.startswith("--"))
 
 
-def is_theirs(one: Command) -> None:
+def is_theirs(command: Command) -> None:
     """A program of others."""
 
 
@@ -268,7 +274,7 @@ OTHERS: dict[str, Callable[[Command], None]] = {
 
 
 @pytest.mark.parametrize(
-    "one", unique([one for one in SHOWN if one.words[0] != "postgrad"]), ids=str
+    "command", unique([command for command in SHOWN if command.words[0] != "postgrad"]), ids=str
 )
-def test_a_command_of_another_program_names_what_there_is(one: Command) -> None:
-    OTHERS[one.words[0]](one)
+def test_a_command_of_another_program_names_what_there_is(command: Command) -> None:
+    OTHERS[command.words[0]](command)

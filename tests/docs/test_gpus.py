@@ -47,12 +47,12 @@ def test_every_row_names_a_test_that_exists_or_says_that_it_has_not_run() -> Non
 
 @pytest.mark.parametrize(("number", "nodes"), [(0, 1), (1, 1), (2, 4)])
 def test_the_clusters_of_the_page_fit_their_machines(number: int, nodes: int) -> None:
-    found = placed(PLACED[number], nodes)
+    placement = placed(PLACED[number], nodes)
     count = PLACED[number]["learner"]["ranks"]
-    assert len(found["policy"]) == count
+    assert len(placement["policy"]) == count
     shared = "colocate" in PLACED[number]["cluster"].get("policy", {})
-    assert len(found["rollout"]) == (count if shared else 2)
-    assert {found["policy"].count(node) for node in found["policy"]} == {count // nodes}
+    assert len(placement["rollout"]) == (count if shared else 2)
+    assert {placement["policy"].count(node) for node in placement["policy"]} == {count // nodes}
 
 
 def test_the_ranks_that_gather_one_weight_are_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:

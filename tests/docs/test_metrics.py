@@ -22,7 +22,7 @@ INTERVAL = re.compile(r"_(low|high)$")  # said once for all rates
 
 
 def is_listed(name: str) -> bool:
-    return any(one.fullmatch(name) for one in PATTERNS)
+    return any(pattern.fullmatch(name) for pattern in PATTERNS)
 
 
 @pytest.mark.slow

@@ -17,17 +17,17 @@ TRANSLATE = ROOT / "src" / "postgrad" / "translate"
 @pytest.mark.parametrize(("column", "system"), [(1, "openrlhf"), (2, "open_instruct"), (3, "trl")])
 def test_the_names_of_other_systems_are_those_that_are_read(column: int, system: str) -> None:
     files = [*TRANSLATE.rglob(f"{system}*.py"), TRANSLATE / "common.py", TRANSLATE / "rules.py"]
-    known = set(re.findall(r"\w+", "\n".join(path.read_text("utf-8") for path in files)))
+    words = set(re.findall(r"\w+", "\n".join(path.read_text("utf-8") for path in files)))
     named = {name for row in ROWS for name in re.findall(r"`(\w+)`", row[column])}
     assert len(named) > 15
-    assert named - known == set()
+    assert named - words == set()
 
 
 def test_the_names_here_are_keys_of_recipes() -> None:
-    known = set(re.findall(r"(?m)^\| `(\w+)` \|", recipe_page()))
+    keys = set(re.findall(r"(?m)^\| `(\w+)` \|", recipe_page()))
     named = {name for row in ROWS for name in re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", row[0])}
     assert len(named) > 30
-    assert named - known == set()
+    assert named - keys == set()
 
 
 def rows_of(heading: str) -> list[list[str]]:
@@ -47,7 +47,7 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
         stated = re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", here)
         there_too = set(re.findall(r"`(?:\w+\.)*(\w+)`", there))  # "max_staleness = async_steps"
         assert set(stated) - keys - there_too == set(), here
-    known = "\n".join(path.read_text("utf-8") for path in TRANSLATE.rglob("*.py"))
+    sources = "\n".join(path.read_text("utf-8") for path in TRANSLATE.rglob("*.py"))
     assert read == {
         "async_enable",
         "async_queue_size",
@@ -65,7 +65,7 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
         "trigger_parameter_sync_step",
         "require_batches",
     }
-    assert read <= set(re.findall(r"\w+", known))
+    assert read <= set(re.findall(r"\w+", sources))
 
 
 def test_the_counts_of_launch_scripts_are_those_that_were_measured() -> None:

@@ -46,7 +46,7 @@ def complete(part: dict[str, Any], job: str) -> dict[str, Any]:
     if "init" not in merged["model"]:
         merged["model"] = {**MODEL, **merged["model"]}
     if "tools" in merged.get("environment", {}):
-        theirs = [one for one in part["environment"]["tools"] if not one.startswith(PAGE_OWN)]
+        theirs = [tool for tool in part["environment"]["tools"] if not tool.startswith(PAGE_OWN)]
         merged["environment"] = {**part["environment"], "tools": theirs}
     if merged.get("environment", {}).get("agent", "").startswith(PAGE_OWN):
         merged["environment"] = {**merged["environment"], "agent": "json:loads"}
@@ -108,12 +108,12 @@ def test_every_page_is_in_the_navigation() -> None:
         parts = node.values() if isinstance(node, dict) else node
         return [page for part in parts for page in pages(part)]
 
-    known = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
     there = {
         str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")
     }
-    assert there <= set(known)
-    assert len(known) == len(set(known))
+    assert there <= set(listed)
+    assert len(listed) == len(set(listed))
 
 
 def test_every_picture_has_words_for_those_who_do_not_see_it() -> None:

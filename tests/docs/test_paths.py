@@ -21,9 +21,9 @@ def named(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 
 
 def test_every_python_file_that_a_page_names_exists() -> None:
-    known = [str(path.relative_to(ROOT)) for path in SOURCE.rglob("*.py")]
+    modules = [str(path.relative_to(ROOT)) for path in SOURCE.rglob("*.py")]
     missing = [
-        f"{at}: {name} (nearest: {nearest(name, known)})"
+        f"{at}: {name} (nearest: {nearest(name, modules)})"
         for at, name in named(FILES)
         if not PLACEHOLDER.search(name)
         if not any((folder / name).is_file() for folder in (ROOT, SOURCE))

@@ -34,8 +34,8 @@ class Knobs(Settings):
 
 
 def test_a_key_has_its_type_bounds_default_and_comment() -> None:
-    found = {key.name: (key.kind, key.default, key.note) for key in keys(Knobs)}
-    assert found == {
+    described = {key.name: (key.kind, key.default, key.note) for key in keys(Knobs)}
+    assert described == {
         "rate": ("number > 0", "`1e-06`", ""),
         "size": ('whole number ≥ 2 or `"auto"`', "", ""),
         "files": ("list of text", "`[]`", "Names of files, one each."),
@@ -81,19 +81,19 @@ def test_every_key_that_ships_stands_in_its_section(path: Any) -> None:
 
 def _tables(table: dict[str, Any], place: str = "") -> list[tuple[str, list[str]]]:
     """(section, its plain keys) of a recipe, but for what its `type` adds."""
-    found: list[tuple[str, list[str]]] = []
+    tables: list[tuple[str, list[str]]] = []
     plain = [key for key, value in table.items() if not isinstance(value, dict | list)]
     if place not in ("algorithm", "rewards", "environment"):
-        found.append((place, plain))
+        tables.append((place, plain))
     for key, value in table.items():
         below = f"{place}.{key}".lstrip(".")
         entries = value if isinstance(value, list) else [value]
-        for one in entries:
-            if isinstance(one, dict) and key not in ("task", "chat_template_kwargs", "when"):
-                found += _tables(one, below)
+        for entry in entries:
+            if isinstance(entry, dict) and key not in ("task", "chat_template_kwargs", "when"):
+                tables += _tables(entry, below)
     if place == "eval":  # one set's keys stand in [eval]
         return []
-    return found
+    return tables
 
 
 def test_every_command_has_its_flags_and_their_defaults() -> None:

@@ -94,10 +94,10 @@ def test_a_run_trains_on_what_the_environment_gave(game: Any, console: Console) 
 
 @pytest.mark.slow
 def test_two_runs_of_a_game_give_the_same_bits(game: Any, console: Console) -> None:
-    one, two = game("one"), game("two")
-    train(one, console)
-    train(two, console)
-    assert_same_run(one, two, 3)
+    first_run, second_run = game("one"), game("two")
+    train(first_run, console)
+    train(second_run, console)
+    assert_same_run(first_run, second_run, 3)
 
 
 def test_sft_learns_from_a_games_conversations_and_is_evaluated_by_playing(
@@ -133,13 +133,15 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
             recipe.rollout, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len
         )
         (result,) = evaluator(engine, lambda _: None)
-    assert [one.question for one in answers] == [one.question for one in result.problems]
+    assert [answer.question for answer in answers] == [
+        problem.question for problem in result.problems
+    ]
     for answer, problem in zip(answers, result.problems, strict=True):
         assert [author for author, _ in answer.turns] == (["policy", "environment"] * 3)[
             : len(answer.turns)
         ]
-        said = "".join(text for _, text in answer.turns)
-        assert "".join(said.split()) == "".join(problem.text.split())
+        transcript = "".join(text for _, text in answer.turns)
+        assert "".join(transcript.split()) == "".join(problem.text.split())
         assert problem.greedy == (1, int(answer.answer == answer.reference))
     several = [answer for answer in answers if len(answer.turns) > 1]
     assert several
@@ -237,9 +239,9 @@ def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
 TALKS = list(string.printable.strip())  # every turn stops by itself, and is replied to
 
 
-def late(kind: str, **own: Any) -> dict[str, Any]:
+def late(kind: str, **options: Any) -> dict[str, Any]:
     """The change of a game to an environment of helpers/courses.py."""
-    environment = {"type": f"helpers.courses:{kind}", "max_turns": 3, **own}
+    environment = {"type": f"helpers.courses:{kind}", "max_turns": 3, **options}
     return {"environment": environment}
 
 
@@ -250,17 +252,19 @@ def test_replies_that_take_another_time_in_each_run_change_no_bit(
 ) -> None:
     changes: dict[str, Any] = {"algorithm": {"correction": "tis"}} if staleness else {}
     changes["rollout"] = {"stop": TALKS, "max_staleness": staleness, "slots": 5}
-    one, two = (game(name, **late("Late", concurrent=3), **changes) for name in ("one", "two"))
-    train(one, console)
+    first_run, second_run = (
+        game(name, **late("Late", concurrent=3), **changes) for name in ("one", "two")
+    )
+    train(first_run, console)
     with monkeypatch.context() as killing:
         kill_after(killing, RLJob, 1)
         with pytest.raises(Killed):
-            train(two, console)
-    train(two, console)
-    assert_same_run(one, two, 3)
-    turns = [len(line["turns"]) for line in lines(Path(one.run_dir) / "samples.jsonl")]
+            train(second_run, console)
+    train(second_run, console)
+    assert_same_run(first_run, second_run, 3)
+    turns = [len(line["turns"]) for line in lines(Path(first_run.run_dir) / "samples.jsonl")]
     assert max(turns) == 5
-    events = lines(Path(one.run_dir) / "events.jsonl")
+    events = lines(Path(first_run.run_dir) / "events.jsonl")
     assert not [event for event in events if event["event"] == "not_exact"]
 
 
@@ -325,8 +329,8 @@ def test_each_dataset_is_played_by_its_own_environment(game: Any, console: Conso
     by_turns: dict[str | None, set[int]] = {}
     for line in samples:
         environment = line.get("environment")
-        own = [] if environment is None else ["environment"]
-        assert list(line["rewards"]) == ["exact_match", *own]
+        environment_names = [] if environment is None else ["environment"]
+        assert list(line["rewards"]) == ["exact_match", *environment_names]
         assert ("malformed" in line.get("counts", {})) == (environment == "guess_number")
         by_turns.setdefault(environment, set()).add(len(line["turns"]))
     assert by_turns[None] == {1}

@@ -68,7 +68,7 @@ def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
     assert result.metrics["pass@2"] == pytest.approx(((1 - 1 / 6) + (1 - 1 / 3)) / 2)
     assert result.metrics["pass@4"] == 1.0  # only the first problem has four scored samples
     assert {k: result.metrics[f"left_out@{k}"] for k in (1, 2, 4)} == {1: 0, 2: 0, 4: 1}
-    assert "pass@4 1.000" in next(one for one in result.texts() if "(1 of 8 problems" in one)
+    assert "pass@4 1.000" in next(text for text in result.texts() if "(1 of 8 problems" in text)
     assert result.metrics["greedy_accuracy"] == 1.0
     assert result.failed == 2
     assert result.rows == 8
@@ -211,9 +211,9 @@ def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A component that does not apply is no failure, and the row is in no mean of it."""
-    one, two = group(0, 1.0, 1.0), group(1, 0.0, math.nan)
-    two = dataclasses.replace(two, rewards={"second": np.array([1.0, math.nan])})
-    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: [one, two])
+    scored, failing = group(0, 1.0, 1.0), group(1, 0.0, math.nan)
+    failing = dataclasses.replace(failing, rewards={"second": np.array([1.0, math.nan])})
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: [scored, failing])
     engine: Any = None
     result = evaluator(engine, lambda n: None)[0]
     assert result.metrics["accuracy"] == (2 / 2 + 1 / 1) / 2
@@ -296,8 +296,8 @@ def test_rows_are_also_counted_by_the_values_of_a_column(
 
 
 def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
-    found = sample_metrics([group(0, 1.0, math.nan), group(1, 0.5, 0.0)], None)
-    assert found == {
+    metrics = sample_metrics([group(0, 1.0, math.nan), group(1, 0.5, 0.0)], None)
+    assert metrics == {
         "reward": pytest.approx(0.5),
         "response_length": 2.5,
         "truncated_fraction": 0.0,
@@ -309,13 +309,13 @@ def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
 def test_what_an_environment_begins_with_is_no_part_of_a_response() -> None:
     (read,) = group(5, 1.0).rollouts[0].turns  # of 7 tokens
     read = dataclasses.replace(read, author="environment", opens=True)
-    whole = group(0, 1.0)
-    said = whole.rollouts[0].turns * 2
-    begun = dataclasses.replace(whole.rollouts[0], turns=(read, *said))
-    again = dataclasses.replace(whole.rollouts[0], turns=(read, said[0], read, said[1]))
+    scored = group(0, 1.0)
+    turns = scored.rollouts[0].turns * 2
+    begun = dataclasses.replace(scored.rollouts[0], turns=(read, *turns))
+    again = dataclasses.replace(scored.rollouts[0], turns=(read, turns[0], read, turns[1]))
     for rollout, length in ((begun, 4.0), (again, 11.0)):
-        found = sample_metrics([dataclasses.replace(whole, rollouts=(rollout,))], None)
-        assert found["response_length"] == length
+        metrics = sample_metrics([dataclasses.replace(scored, rollouts=(rollout,))], None)
+        assert metrics["response_length"] == length
 
 
 @pytest.mark.slow
@@ -332,11 +332,11 @@ def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
 
 
 def test_dead_ends_are_truncated_and_counted_where_there_are_any() -> None:
-    whole = group(0, 1.0, 0.0, 1.0, 0.0)
-    assert "dead_end_fraction" not in sample_metrics([whole], None)
+    scored = group(0, 1.0, 0.0, 1.0, 0.0)
+    assert "dead_end_fraction" not in sample_metrics([scored], None)
     ends = ("stop", "length", "dead_end", "stop")
-    rollouts = zip(whole.rollouts, ends, strict=True)
+    rollouts = zip(scored.rollouts, ends, strict=True)
     cut = [dataclasses.replace(rollout, finish_reason=end) for rollout, end in rollouts]
-    metrics = sample_metrics([dataclasses.replace(whole, rollouts=tuple(cut))], None)
+    metrics = sample_metrics([dataclasses.replace(scored, rollouts=tuple(cut))], None)
     assert metrics["truncated_fraction"] == 0.5
     assert metrics["dead_end_fraction"] == 0.25

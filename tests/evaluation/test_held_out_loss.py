@@ -45,13 +45,13 @@ def in_float64(path: str, recipe: Any, place: int = 0) -> tuple[float, int]:
     lm: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()
     held = read_set(recipe, place, load_tokenizer(path)).all()
     total, tokens = 0.0, 0
-    for one in held:
-        ids = torch.tensor(one.token_ids.astype(np.int64))
+    for row in held:
+        ids = torch.tensor(row.token_ids.astype(np.int64))
         with torch.no_grad():
             logprobs = torch.log_softmax(lm(ids[None]).logits[0], -1)
         each = logprobs[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
-        total -= float(each[one.loss_mask[1:]].sum())
-        tokens += int(one.loss_mask.sum())
+        total -= float(each[row.loss_mask[1:]].sum())
+        tokens += int(row.loss_mask.sum())
     return total / tokens, tokens
 
 
@@ -68,13 +68,13 @@ def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
         checkpoint={"save_hf": True},
     )
     train(recipe, console)
-    found = lines(Path(recipe.run_dir) / "eval.jsonl")
-    assert [(one["step"], one["set"], one["rows"]) for one in found] == [
+    evaluations = lines(Path(recipe.run_dir) / "eval.jsonl")
+    assert [(line["step"], line["set"], line["rows"]) for line in evaluations] == [
         (0, "near", 6), (0, "far", 9), (3, "near", 6), (3, "far", 9),
     ]  # fmt: skip
     trained = str(Path(recipe.run_dir) / "model")
     for line, (path, place) in zip(
-        found, [(models(0), 0), (models(0), 1), (trained, 0), (trained, 1)], strict=True
+        evaluations, [(models(0), 0), (models(0), 1), (trained, 0), (trained, 1)], strict=True
     ):
         wanted, tokens = in_float64(path, recipe, place)
         assert line["loss"] == pytest.approx(wanted, rel=2e-6)
@@ -82,13 +82,16 @@ def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
         assert line["loss_low"] < line["loss"] < line["loss_high"]
         assert (line["loss_tokens"], line["failed"]) == (tokens, 0)
         assert "accuracy" not in line
-    assert found[2]["loss"] < found[0]["loss"]
+    assert evaluations[2]["loss"] < evaluations[0]["loss"]
     again = evaluate(recipe, trained, console)
-    assert again["loss"] == found[2]["loss"]
-    assert [one["loss"] for one in again["sets"]] == [found[2]["loss"], found[3]["loss"]]
+    assert again["loss"] == evaluations[2]["loss"]
+    assert [evaluation["loss"] for evaluation in again["sets"]] == [
+        evaluations[2]["loss"],
+        evaluations[3]["loss"],
+    ]
     assert (again["rows"], again["failed"]) == (6, 0)
     against = evaluate(recipe, trained, console, models(0))
-    assert against["against"]["loss"] == found[0]["loss"]
+    assert against["against"]["loss"] == evaluations[0]["loss"]
 
 
 @pytest.mark.slow
@@ -105,17 +108,19 @@ def test_the_mean_is_over_tokens_and_a_row_without_a_finite_logprob_has_failed(
         nats = sequences.loss_mask.spread(np.array([0.0, 1.0, np.inf, 3.0], np.float32)).values
         return sequences.tokens.like(np.where(sequences.loss_mask.values, -nats, 0.0))
 
-    (found,) = evaluator(logprobs)
+    (evaluation,) = evaluator(logprobs)
     wanted = (counts[1] + 3 * counts[3]) / (counts[0] + counts[1] + counts[3])
-    assert found.metrics["loss"] == pytest.approx(wanted, rel=1e-12)
-    assert found.metrics["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-12)
-    assert (found.rows, found.failed) == (4, 1)
-    assert found.more == {"loss_rows": 3, "loss_tokens": counts[0] + counts[1] + counts[3]}
-    low, high = found.intervals["loss"]  # Student's would begin below 0, where no loss is
+    assert evaluation.metrics["loss"] == pytest.approx(wanted, rel=1e-12)
+    assert evaluation.metrics["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-12)
+    assert (evaluation.rows, evaluation.failed) == (4, 1)
+    assert evaluation.more == {"loss_rows": 3, "loss_tokens": counts[0] + counts[1] + counts[3]}
+    low, high = evaluation.intervals["loss"]  # Student's would begin below 0, where no loss is
     assert low == 0.0
     assert high > wanted
 
-    (none,) = evaluator(lambda one: one.tokens.like(np.full(len(one.tokens.values), -np.inf)))
+    (none,) = evaluator(
+        lambda sequences: sequences.tokens.like(np.full(len(sequences.tokens.values), -np.inf))
+    )
     assert math.isnan(none.metrics["loss"])
     assert none.failed == 4
 
@@ -129,15 +134,19 @@ def test_the_best_checkpoint_is_the_one_of_least_loss_and_survives_a_kill(
         "eval": {"every": 1, "at_start": False},
         "checkpoint": {"save_steps": 1, "best_metric": "eval/loss", "best_mode": "min"},
     }
-    whole, killed = (of_loss(make_recipe, name, **changes) for name in ("whole", "killed"))
-    train(whole, console)
+    uninterrupted, killed = (of_loss(make_recipe, name, **changes) for name in ("whole", "killed"))
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, SFTJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 4)
-    losses = [line["loss"] for line in lines(Path(whole.run_dir) / "eval.jsonl")]
-    best = [one["step"] for one in checkpoints(Path(whole.run_dir), console) if one["best"]]
+    assert_same_run(uninterrupted, killed, 4)
+    losses = [line["loss"] for line in lines(Path(uninterrupted.run_dir) / "eval.jsonl")]
+    best = [
+        checkpoint["step"]
+        for checkpoint in checkpoints(Path(uninterrupted.run_dir), console)
+        if checkpoint["best"]
+    ]
     assert best == [1 + losses.index(min(losses))]
-    written = json.loads((Path(whole.run_dir) / "summary.json").read_text("utf-8"))
+    written = json.loads((Path(uninterrupted.run_dir) / "summary.json").read_text("utf-8"))
     assert written["loss_after"] == losses[-1]
     assert written["best"]["metric"] == "eval/loss"
 
@@ -163,23 +172,23 @@ def test_held_out_conversations_bear_loss_where_those_of_training_do(
     make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:
     turns = [("user", "ab"), ("assistant", "cd"), ("user", "ef"), ("assistant", "ghi")]
-    said = [{"role": role, "content": text} for role, text in turns]
+    messages = [{"role": role, "content": text} for role, text in turns]
     rows = tmp_path / "chats.jsonl"
-    rows.write_text(json.dumps({"messages": said}) + "\n", "utf-8")
+    rows.write_text(json.dumps({"messages": messages}) + "\n", "utf-8")
     columns = {"path": str(rows), "messages": "messages", "max_len": 64}
     tokens: dict[str, int] = {}
     for marked in ("all", "last"):
         recipe = of_loss(make_recipe, data={**columns, "loss_turns": marked}, eval=columns)
         tokenizer = load_tokenizer(models(0))
-        (one,) = read_set(recipe, 0, tokenizer).all()
-        text = tokenizer.decode(one.token_ids[one.loss_mask])
+        (conversation,) = read_set(recipe, 0, tokenizer).all()
+        text = tokenizer.decode(conversation.token_ids[conversation.loss_mask])
         assert ("cd" in text, "ghi" in text) == (marked == "all", True)
-        tokens[marked] = int(one.loss_mask.sum())
+        tokens[marked] = int(conversation.loss_mask.sum())
     assert tokens["last"] < tokens["all"]
 
 
 def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: Any, **more: Any) -> None:
+    def refused(*evaluations: Any, **more: Any) -> None:
         raise AssertionError("an engine was made")
 
     monkeypatch.setattr("postgrad.training.auto_sizes.engine", refused)
@@ -188,7 +197,7 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"eval": {"greedy": True}}, "eval.greedy: is of sampled answers"),
         ({"eval": {"temperature": 0.6}}, "eval.temperature: is of sampled answers"),
@@ -202,11 +211,11 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
     ],
 )
 def test_what_a_loss_cannot_do_is_told_before_anything_runs(
-    changes: dict[str, Any], told: str, make_recipe: Any
+    changes: dict[str, Any], message: str, make_recipe: Any
 ) -> None:
     with pytest.raises(UsageError) as error:
         of_loss(make_recipe, **changes)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_run_that_learns_from_rewards_has_no_answers_to_take_the_loss_of(

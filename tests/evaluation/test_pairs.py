@@ -30,10 +30,10 @@ def evaluated(rows: list[dict[str, Any]], scores: list[float], to: Path, tokeniz
     path = to / "eval.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     by = "subset" if "subset" in rows[0] else None
-    (found,) = PairEvaluator(recipe_of(str(path), by=by), tokenizer)(
+    (evaluation,) = PairEvaluator(recipe_of(str(path), by=by), tokenizer)(
         lambda sequences: np.array(scores[: len(sequences)])
     )
-    return found
+    return evaluation
 
 
 def rows_of(n: int, **more: Any) -> list[dict[str, Any]]:
@@ -62,27 +62,27 @@ def test_a_pair_is_two_sequences_in_one_group_the_chosen_first(
 def test_what_is_reported_of_four_pairs_by_hand(tokenizer: Any, tmp_path: Path) -> None:
     """Margins 2, -1, 0 and 4: two of four are right, since a draw is not."""
     scores = [2.0, 0.0, 0.0, 1.0, 1.0, 1.0, 3.0, -1.0]
-    found = evaluated(rows_of(4), scores, tmp_path, tokenizer)
-    assert (found.rows, found.failed) == (4, 0)
-    assert found.metrics["accuracy"] == 0.5
-    assert found.metrics["margin"] == pytest.approx((2 - 1 + 0 + 4) / 4)
-    assert found.metrics["reward_chosen"] == pytest.approx((2 + 0 + 1 + 3) / 4)
-    assert found.metrics["reward_rejected"] == pytest.approx((0 + 1 + 1 - 1) / 4)
-    assert found.metrics["reward_mean"] == pytest.approx(7 / 8)
-    assert found.metrics["reward_std"] == pytest.approx(float(np.std(scores)))
-    histogram = found.more["margin_histogram"]
+    evaluation = evaluated(rows_of(4), scores, tmp_path, tokenizer)
+    assert (evaluation.rows, evaluation.failed) == (4, 0)
+    assert evaluation.metrics["accuracy"] == 0.5
+    assert evaluation.metrics["margin"] == pytest.approx((2 - 1 + 0 + 4) / 4)
+    assert evaluation.metrics["reward_chosen"] == pytest.approx((2 + 0 + 1 + 3) / 4)
+    assert evaluation.metrics["reward_rejected"] == pytest.approx((0 + 1 + 1 - 1) / 4)
+    assert evaluation.metrics["reward_mean"] == pytest.approx(7 / 8)
+    assert evaluation.metrics["reward_std"] == pytest.approx(float(np.std(scores)))
+    histogram = evaluation.more["margin_histogram"]
     assert sum(histogram["counts"]) == 4
     assert (histogram["edges"][0], histogram["edges"][-1]) == (-1.0, 4.0)
-    low, high = found.intervals["accuracy"]
+    low, high = evaluation.intervals["accuracy"]
     assert 0.0 < low < 0.5 < high < 1.0
 
 
 def test_accuracy_by_subset_as_rewardbench_has_it(tokenizer: Any, tmp_path: Path) -> None:
     rows = [*rows_of(2, subset="chat"), *rows_of(1, subset="safety")]
-    found = evaluated(rows, [1.0, 0.0, 0.0, 1.0, 5.0, 0.0], tmp_path, tokenizer)
-    assert found.metrics["accuracy"] == pytest.approx(2 / 3)
-    assert found.metrics["accuracy/chat"] == 0.5
-    assert found.metrics["accuracy/safety"] == 1.0
+    evaluation = evaluated(rows, [1.0, 0.0, 0.0, 1.0, 5.0, 0.0], tmp_path, tokenizer)
+    assert evaluation.metrics["accuracy"] == pytest.approx(2 / 3)
+    assert evaluation.metrics["accuracy/chat"] == 0.5
+    assert evaluation.metrics["accuracy/safety"] == 1.0
 
 
 def test_a_column_of_subsets_that_is_not_there_is_named(tokenizer: Any, tmp_path: Path) -> None:
@@ -96,19 +96,21 @@ def test_scores_that_are_no_numbers_are_failures_and_no_part_of_means(
     bad: float, tokenizer: Any, tmp_path: Path
 ) -> None:
     scores = [2.0, 0.0, bad, 0.0, 3.0, 1.0]
-    found = evaluated(rows_of(3), scores, tmp_path, tokenizer)
-    assert (found.rows, found.failed) == (3, 1)
-    assert found.metrics["margin"] == pytest.approx(2.0)
-    assert found.metrics["accuracy"] == 1.0  # of those that have a score
-    assert sum(found.more["margin_histogram"]["counts"]) == 2
+    evaluation = evaluated(rows_of(3), scores, tmp_path, tokenizer)
+    assert (evaluation.rows, evaluation.failed) == (3, 1)
+    assert evaluation.metrics["margin"] == pytest.approx(2.0)
+    assert evaluation.metrics["accuracy"] == 1.0  # of those that have a score
+    assert sum(evaluation.more["margin_histogram"]["counts"]) == 2
 
 
 def test_an_evaluation_of_nothing_but_failures_does_not_end_the_run(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    found = evaluated(rows_of(2), [np.nan] * 4, tmp_path, tokenizer)
-    assert (found.rows, found.failed) == (2, 2)
-    assert np.isnan([found.metrics[name] for name in ("accuracy", "margin", "reward_mean")]).all()
+    evaluation = evaluated(rows_of(2), [np.nan] * 4, tmp_path, tokenizer)
+    assert (evaluation.rows, evaluation.failed) == (2, 2)
+    assert np.isnan(
+        [evaluation.metrics[name] for name in ("accuracy", "margin", "reward_mean")]
+    ).all()
 
 
 FATES = [

@@ -30,10 +30,10 @@ def problem(
 
 def test_problems_with_too_few_scored_samples_are_left_out_of_the_mean() -> None:
     problems = [problem(2, 4), problem(1, 1), problem(0, 0)]
-    found = rates(problems, (1, 2))
-    assert found["accuracy"] == (0.75, mean_interval([0.5, 1.0]))
-    assert found["pass@2"] == (pytest.approx(5 / 6), mean_interval([1 - 1 / 6]))
-    assert list(found) == ["accuracy", "pass@2"]
+    rated = rates(problems, (1, 2))
+    assert rated["accuracy"] == (0.75, mean_interval([0.5, 1.0]))
+    assert rated["pass@2"] == (pytest.approx(5 / 6), mean_interval([1 - 1 / 6]))
+    assert list(rated) == ["accuracy", "pass@2"]
 
 
 def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
@@ -46,21 +46,21 @@ def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
         "accuracy 0.750 (1 of 3 problems left out)",
         "pass@2 0.500 (2 of 3 problems left out)",
     ]
-    whole = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
-    assert Result(None, 1, 0, whole, 0.1).texts() == ["accuracy 0.750"]
+    complete_metrics = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
+    assert Result(None, 1, 0, complete_metrics, 0.1).texts() == ["accuracy 0.750"]
     tiny = Result(None, 1, 0, {"margin": -1e-9, "loss": 3.2e-5}, 0.1)
     assert tiny.texts() == ["margin 0", "loss 3.2e-05"]  # neither "-0.000" nor "0.000"
 
 
 def test_a_majority_counts_different_wrong_answers_apart() -> None:
     """3 right of 8 win against 2, 1 and 1 where one sample is silent; 1 of 2 is a tie."""
-    one = dataclasses.replace(problem(3, 8), wrong=(2, 1, 1))
-    two = dataclasses.replace(problem(1, 2), wrong=(1,))
-    found = rates([one, two, dataclasses.replace(problem(0, 1), wrong=(1,))], (1,), (2, 8))
-    assert found["maj@8"][0] == 1.0  # of the first problem alone
+    first = dataclasses.replace(problem(3, 8), wrong=(2, 1, 1))
+    second = dataclasses.replace(problem(1, 2), wrong=(1,))
+    rated = rates([first, second, dataclasses.replace(problem(0, 1), wrong=(1,))], (1,), (2, 8))
+    assert rated["maj@8"][0] == 1.0  # of the first problem alone
     # 28 choices of 2: 3 of two right ones, 3 * 4 with a wrong one, 3 * 1 with the silent one
-    assert found["maj@2"][0] == pytest.approx(((3 + 12 / 2 + 3) / 28 + 0.5) / 2)
-    assert list(found) == ["accuracy", "maj@2", "maj@8"]
+    assert rated["maj@2"][0] == pytest.approx(((3 + 12 / 2 + 3) / 28 + 0.5) / 2)
+    assert list(rated) == ["accuracy", "maj@2", "maj@8"]
 
 
 def test_wrong_answers_vote_by_what_they_say() -> None:
@@ -114,16 +114,16 @@ def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:
 
 def test_one_dataset_is_not_told_twice() -> None:
     assert by_dataset([problem(1, 1), problem(0, 1)], (1,)) == {}
-    found = by_dataset([problem(1, 1, "b"), problem(0, 1, "a"), problem(0, 1, "b")], (1,))
-    assert list(found) == ["rows/a", "accuracy/a", "rows/b", "accuracy/b"]
-    assert found["accuracy/b"][0] == 0.5
-    assert found["rows/b"] == (2, None)
+    rated = by_dataset([problem(1, 1, "b"), problem(0, 1, "a"), problem(0, 1, "b")], (1,))
+    assert list(rated) == ["rows/a", "accuracy/a", "rows/b", "accuracy/b"]
+    assert rated["accuracy/b"][0] == 0.5
+    assert rated["rows/b"] == (2, None)
 
 
 def test_a_set_without_a_name_is_eval_itself() -> None:
-    one = Result(None, 1, 0, {"accuracy": 0.5}, 0.1)
-    two = Result("hard", 1, 0, {"accuracy": 0.25}, 0.1)
-    assert one.by_metric() | two.by_metric() == {
+    unnamed = Result(None, 1, 0, {"accuracy": 0.5}, 0.1)
+    named = Result("hard", 1, 0, {"accuracy": 0.25}, 0.1)
+    assert unnamed.by_metric() | named.by_metric() == {
         "eval/accuracy": 0.5,
         "eval/hard/accuracy": 0.25,
     }

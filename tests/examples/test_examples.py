@@ -67,8 +67,8 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> No
     for long, short in (('"40"', '"6"'), ("step=40", "step=6"), ('"60"', '"9"')):
         assert program.count(long) == 1
         program = program.replace(long, short)
-    told = run([sys.executable, "-c", program], tmp_path)
-    assert "->" in told
+    stdout = run([sys.executable, "-c", program], tmp_path)
+    assert "->" in stdout
     assert (tmp_path / "runs/my-run/model/model.safetensors").exists()
 
 

@@ -13,6 +13,6 @@ from helpers.faults import Machine
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     if sys.platform != "linux" or shutil.which("cc") is None:
         pytest.skip("faults are injected by a preloaded C library: Linux and a C compiler")
-    made = Machine(tmp_path_factory.mktemp("machine"))
-    yield made
-    made.close()
+    started = Machine(tmp_path_factory.mktemp("machine"))
+    yield started
+    started.close()

@@ -59,12 +59,12 @@ def test_at_any_call_there_is_no_run_or_a_whole_fork(
     root = tmp_path / "forks"
     root.mkdir()
     before = contents(run.path)
-    whole = forked(machine, run, root, how, Fault())
-    assert whole.status == 0, whole.told
+    unharmed = forked(machine, run, root, how, Fault())
+    assert unharmed.status == 0, unharmed.message
     wanted = timeless(root / "fork")
-    assert set("OWSRM") <= set(whole.names)
-    assert (whole.names.count("L") > 8) == (how == "links")
-    calls = range(1, len(whole.names) + 1)
+    assert set("OWSRM") <= set(unharmed.names)
+    assert (unharmed.names.count("L") > 8) == (how == "links")
+    calls = range(1, len(unharmed.names) + 1)
     if len(calls) > int(str(request.config.getoption("--fault-points"))):
         calls = calls[KINDS.index(kind) + 3 * (how == "copies") :: 6]
     complete = 0
@@ -79,13 +79,13 @@ def test_at_any_call_there_is_no_run_or_a_whole_fork(
             assert ended.status == -9
         else:
             assert ended.status in (0, 1), ended
-            assert (ended.status == 1) == ("postgrad: " in ended.told)
-            assert "please report" not in ended.told
+            assert (ended.status == 1) == ("postgrad: " in ended.message)
+            assert "please report" not in ended.message
             assert ended.status == 1 or (root / "fork").exists()
         assert contents(run.path) == before
         if not (root / "fork").exists():
             again = forked(machine, run, root, how, Fault())
-            assert again.status == 0, again.told
+            assert again.status == 0, again.message
         assert [path.name for path in root.iterdir()] == ["fork"]
         assert [info.step for info in Run(root / "fork").checkpoints if info.complete] == [2, 4]
     assert complete < len(calls)

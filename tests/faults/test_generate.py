@@ -35,9 +35,9 @@ def test_after_a_kill_or_a_bad_disk_the_repeated_command_ends_with_the_same_byte
         tmp_path / "to",
     )
     make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, Path(model))
-    whole = generate(machine, recipe, model, to, Fault())
-    assert (whole.status, whole.told) == (0, "")
-    wanted, calls = contents(to), len(whole.names)
+    unharmed = generate(machine, recipe, model, to, Fault())
+    assert (unharmed.status, unharmed.message) == (0, "")
+    wanted, calls = contents(to), len(unharmed.names)
     assert {"generate.json", "all.jsonl", "shards/00002.jsonl"} <= wanted.keys()
     places = sorted({1 + i * calls // points for i in range(points)})
     bad_disks = [Fault(Kind.IO_ERROR, calls // 2, calls // 2), Fault(Kind.FULL, 2, FOREVER)]
@@ -48,11 +48,11 @@ def test_after_a_kill_or_a_bad_disk_the_repeated_command_ends_with_the_same_byte
             assert ended.status == -9
         elif ended.status:
             assert ended.status in (1, 2)
-            assert "postgrad: " in ended.told
-            assert "Traceback" not in ended.told
+            assert "postgrad: " in ended.message
+            assert "Traceback" not in ended.message
         for name, content in contents(to).items():  # what has its name is whole
             if name.startswith("shards/0"):
                 assert content == wanted[name]
         again = generate(machine, recipe, model, to, Fault())
-        assert (again.status, again.told) == (0, ""), (fault, ended)
+        assert (again.status, again.message) == (0, ""), (fault, ended)
         assert contents(to) == wanted, (fault, ended)

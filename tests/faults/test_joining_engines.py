@@ -79,26 +79,28 @@ def test_an_engine_joins_when_its_machine_comes_leaves_with_it_and_comes_back(
     train(moving, console)
 
     folder = Path(moving.run_dir)
-    told = [event for event in lines(folder / "events.jsonl") if event.get("engine") == 1]
-    assert [event["event"] for event in told] == [
+    engine_events = [event for event in lines(folder / "events.jsonl") if event.get("engine") == 1]
+    assert [event["event"] for event in engine_events] == [
         "engine_joined",
         "engine_lost",
         "engine_left",
         "engine_joined",
     ]
-    assert [event["serving"] for event in told] == [2, 1, 1, 2]
-    assert [event["version"] for event in told if "version" in event] == [2, 5]
-    assert told[2]["returns"]
-    assert "no machine of the cluster had room for it; it leaves until" in told[2]["message"]
+    assert [event["serving"] for event in engine_events] == [2, 1, 1, 2]
+    assert [event["version"] for event in engine_events if "version" in event] == [2, 5]
+    assert engine_events[2]["returns"]
+    assert (
+        "no machine of the cluster had room for it; it leaves until" in engine_events[2]["message"]
+    )
     metrics = lines(folder / "metrics.jsonl")
-    assert [one["engine/serving"] for one in metrics] == [1, 1, 2, 1, 1, 2]
+    assert [metric_line["engine/serving"] for metric_line in metrics] == [1, 1, 2, 1, 1, 2]
     kinds = {event["event"] for event in lines(folder / "events.jsonl")}
     assert "restarted" not in kinds
     samples = lines(folder / "samples.jsonl")
-    drawn = sorted((one["ticket"], one["sample"]) for one in samples)
+    drawn = sorted((sample["ticket"], sample["sample"]) for sample in samples)
     assert drawn == [(ticket, sample) for ticket in range(6 * STEPS) for sample in range(4)]
     assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
     expected = lines(Path(still.run_dir) / "samples.jsonl")
-    assert [one["turns"][0]["token_ids"] for one in samples] == [
-        one["turns"][0]["token_ids"] for one in expected
+    assert [sample["turns"][0]["token_ids"] for sample in samples] == [
+        sample["turns"][0]["token_ids"] for sample in expected
     ]

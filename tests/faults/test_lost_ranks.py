@@ -32,8 +32,8 @@ CHANGES: dict[str, Any] = {
 
 def places(events: list[dict[str, Any]], role: str) -> list[list[int]]:
     """The process ids of a role, of each time that its processes were placed."""
-    told = [event for event in events if event["event"] == "placed" and event["role"] == role]
-    return [[pid for _, pid in event["places"]] for event in told]
+    placements = [event for event in events if event["event"] == "placed" and event["role"] == role]
+    return [[pid for _, pid in event["places"]] for event in placements]
 
 
 def test_rollout_workers_outlive_a_rank_that_dies_in_a_step(
@@ -77,7 +77,7 @@ def test_rollout_workers_outlive_a_rank_that_dies_in_a_step(
     assert len({rank for ranks in places(events, "policy") for rank in ranks}) == 6
     first, second = (timeless(Path(run.run_dir) / "samples.jsonl") for run in (quiet, lossy))
     assert first == second
-    whole, again = (fingerprint(Path(run.run_dir)) for run in (quiet, lossy))
-    tensors = {name for name in whole if name.endswith(".safetensors")}
+    undisturbed, again = (fingerprint(Path(run.run_dir)) for run in (quiet, lossy))
+    tensors = {name for name in undisturbed if name.endswith(".safetensors")}
     assert len(tensors) == 4  # weights and moments of both ranks
-    assert {name: again[name] for name in tensors} == {name: whole[name] for name in tensors}
+    assert {name: again[name] for name in tensors} == {name: undisturbed[name] for name in tensors}

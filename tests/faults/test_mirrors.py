@@ -62,10 +62,10 @@ def test_wherever_an_upload_is_killed_another_machine_ends_with_the_same_bits(
     assert train(Fault(), "").status == 0
     wanted = fingerprint(run)
     shutil.rmtree(run)
-    whole = train(Fault())
-    assert (whole.status, whole.told) == (0, "")
+    unharmed = train(Fault())
+    assert (unharmed.status, unharmed.message) == (0, "")
     assert fingerprint(run) == wanted
-    points, calls = int(request.config.getoption("--fault-points")), len(whole.names)
+    points, calls = int(request.config.getoption("--fault-points")), len(unharmed.names)
     reached: set[int] = set()
     killed = 0
     for point in range(points):
@@ -78,7 +78,7 @@ def test_wherever_an_upload_is_killed_another_machine_ends_with_the_same_bits(
         reached.add(newest_intact(url, tmp_path / "looked at"))
         shutil.rmtree(run)  # with its machine
         again = train(Fault())
-        assert (again.status, again.told) == (0, ""), number
+        assert (again.status, again.message) == (0, ""), number
         assert fingerprint(run) == wanted, number
         assert newest_intact(url, tmp_path / "looked at") == 4
     assert killed >= points // 2
@@ -142,15 +142,15 @@ def test_a_run_goes_on_from_an_s3_server_after_its_machine_is_lost(
         )  # fmt: skip
 
     def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-        _, told = process.communicate(timeout=SECONDS)
-        return process.returncode, told
+        _, server_stderr = process.communicate(timeout=SECONDS)
+        return process.returncode, server_stderr
 
     assert end(start("")) == (0, "")
     wanted = fingerprint(run)
     shutil.rmtree(run)
-    status, told = end(start(url))  # a bucket that is not there is not made
+    status, stderr = end(start(url))  # a bucket that is not there is not made
     assert status == 1
-    assert "does not answer as expected" in told
+    assert "does not answer as expected" in stderr
     store = store_of(s3)
     assert not store.exists(BUCKET)
     store.mkdir(BUCKET)

@@ -57,14 +57,14 @@ def start(recipe: Path, run: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, told = process.communicate(timeout=SECONDS)
-    return process.returncode, told.decode()
+    _, stderr = process.communicate(timeout=SECONDS)
+    return process.returncode, stderr.decode()
 
 
 def ends_well(process: subprocess.Popen[bytes]) -> None:
     """Ray may have a word of its own."""
-    status, told = finish(process)
-    assert status == 0, told
+    status, stderr = finish(process)
+    assert status == 0, stderr
 
 
 def wait_for_save(process: subprocess.Popen[bytes], run: Path) -> list[psutil.Process]:
@@ -110,14 +110,14 @@ def test_whoever_is_killed_in_a_save_the_run_that_goes_on_ends_with_the_same_bit
         victims = {"a rank": ranks[1:], "all ranks": ranks, "the run": []}[whom]
         if whom == "the run":
             process.send_signal(signal.SIGKILL)
-        for one in victims:
-            one.kill()
-        status, told = finish(process)
+        for victim in victims:
+            victim.kill()
+        status, stderr = finish(process)
         if whom == "the run":
             assert status == -9
         else:
             assert status == 1
-            assert "died" in told
+            assert "died" in stderr
         psutil.wait_procs(ranks, timeout=60.0)  # Ray ends what its run has left
         store = CheckpointStore(run / "checkpoints", CheckpointSettings())
         if store.steps():

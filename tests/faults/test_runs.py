@@ -70,9 +70,9 @@ def check_what_is_there(run: Path) -> None:
 def check_told(ended: Ended) -> None:
     """A failure is one message for people."""
     assert ended.status in (0, 1)
-    assert "Traceback" not in ended.told
-    assert "please report" not in ended.told
-    assert ("postgrad: " in ended.told) == (ended.status == 1)
+    assert "Traceback" not in ended.message
+    assert "please report" not in ended.message
+    assert ("postgrad: " in ended.message) == (ended.status == 1)
 
 
 def jobs(*before_every_change: str) -> list[Any]:
@@ -97,17 +97,17 @@ def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
 ) -> None:
     recipe, run = write_recipe(job, tmp_path), tmp_path / "run"
     began = time.monotonic()
-    whole = train(machine, recipe, run, Fault())
+    unharmed = train(machine, recipe, run, Fault())
     seconds = time.monotonic() - began
-    assert whole.status == 0, whole.told
+    assert unharmed.status == 0, unharmed.message
     wanted = fingerprint(run)
     roles = [JOBS[job].role, *(["critic"] if job == "ppo" else [])]
-    files = {f"{role}.{what}.safetensors" for role in roles for what in ("weights", "optimizer")}
+    files = {f"{role}.{part}.safetensors" for role in roles for part in ("weights", "optimizer")}
     assert files <= set(wanted)
     assert {"state.json", "metrics.jsonl", "eval.jsonl"} <= set(wanted)
     assert (f"{JOBS[job].role}.ema.safetensors" in wanted) == ("ema" in job)
     killed = 0
-    calls = len(whole.names)
+    calls = len(unharmed.names)
     for fault in (*kills(points, calls, seconds, job), *other_faults(points, calls, job)):
         shutil.rmtree(run)
         ended = train(machine, recipe, run, fault)
@@ -117,7 +117,7 @@ def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
             check_told(ended)
         check_what_is_there(run)
         again = train(machine, recipe, run, Fault())
-        assert (again.status, again.told) == (0, ""), (fault, ended)
+        assert (again.status, again.message) == (0, ""), (fault, ended)
         assert fingerprint(run) == wanted, (fault, ended)
         for line in (run / "events.jsonl").read_text("utf-8").splitlines():
             assert "event" in json.loads(line)
@@ -133,8 +133,8 @@ def test_a_disk_that_is_full_when_a_run_ends_is_waited_for(
     names = train(machine, recipe, well, Fault()).names
     first = names.rindex("M") + 1
     ended = train(machine, recipe, ill, Fault(Kind.FULL, first, first + 30))
-    assert ended.status == 0, ended.told
-    assert ended.told.count("the last save of the run waits for room") == 1
+    assert ended.status == 0, ended.message
+    assert ended.message.count("the last save of the run waits for room") == 1
     assert fingerprint(ill) == fingerprint(well)
     events = [json.loads(line) for line in (ill / "events.jsonl").open(encoding="utf-8")]
     assert [event["step"] for event in events if event["event"] == "waiting_for_room"] == [4]
@@ -148,5 +148,5 @@ def test_short_writes_and_a_slow_disk_change_nothing(
     recipe, well, ill = write_recipe(job, tmp_path), tmp_path / "well", tmp_path / "ill"
     train(machine, recipe, well, Fault())
     ended = train(machine, recipe, ill, Fault(kind, 1, FOREVER))
-    assert (ended.status, ended.told) == (0, "")
+    assert (ended.status, ended.message) == (0, "")
     assert fingerprint(ill) == fingerprint(well)

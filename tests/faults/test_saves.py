@@ -34,17 +34,17 @@ def test_at_any_call_the_newest_whole_one_and_the_best_are_found(
         root = shutil.copytree(begun, tmp_path / str(number))
         return root, machine.call(SAVE, [str(root), 3, best], root, Fault(kind, number, last))
 
-    root, whole = run(0, 0)
+    root, unharmed = run(0, 0)
     assert loads(root, 3)
-    assert set("OWSRUMD") <= set(whole.names)
-    assert len(whole.names) > 30
-    for number in range(1, len(whole.names) + 1):
+    assert set("OWSRUMD") <= set(unharmed.names)
+    assert len(unharmed.names) > 30
+    for number in range(1, len(unharmed.names) + 1):
         root, ended = run(number, FOREVER if kind == Kind.FULL else number)
         if kind == Kind.KILL:
             assert ended.status == -9
         elif ended.status != FAILED:
             assert loads(root, 3)
-        assert (ended.status in (FAILED, UNTIDY)) == bool(ended.told)
+        assert (ended.status in (FAILED, UNTIDY)) == bool(ended.message)
         assert loads(root, 2) or loads(root, 3)
         best_now = best if loads(root, 3) else 1
         assert store_in(root).load("best").step == best_now
@@ -67,9 +67,9 @@ def test_a_kill_loses_none_of_the_steps_to_keep_and_the_next_save_removes_the_ot
         fault = Fault(Kind.KILL, number, number)
         return root, machine.call(SAVE, [str(root), 5, 1, 2], root, fault)
 
-    root, whole = run(0)
+    root, unharmed = run(0)
     assert store_in(root).steps() == [1, 2, 4, 5]
-    for number in range(1, len(whole.names) + 1):
+    for number in range(1, len(unharmed.names) + 1):
         root, ended = run(number)
         assert ended.status == -9
         assert {1, 2, 4} <= set(store_in(root).steps())
@@ -85,6 +85,6 @@ def test_short_writes_and_a_slow_disk_change_nothing(
     kind: Kind, begun: Path, machine: Machine
 ) -> None:
     ended = machine.call(SAVE, [str(begun), 3, 3], begun, Fault(kind, 1, FOREVER))
-    assert (ended.status, ended.told) == (0, "")
+    assert (ended.status, ended.message) == (0, "")
     assert loads(begun, 3)
     assert sorted(path.name for path in begun.iterdir()) == ["best", "latest", "step-000003"]

@@ -44,12 +44,12 @@ def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
         arguments = [str(root), 3, 3, RANKS]
         return root, machine.call(SAVE, arguments, root, Fault(kind, number, last))
 
-    root, whole = run(0, 0)
-    assert (whole.status, whole.told) == (0, "")
+    root, unharmed = run(0, 0)
+    assert (unharmed.status, unharmed.message) == (0, "")
     assert loads(root, 3)
-    assert whole.names.count("W") >= 2 * RANKS  # every rank writes both files
+    assert unharmed.names.count("W") >= 2 * RANKS  # every rank writes both files
     statuses: set[int] = set()
-    calls = range(1, len(whole.names) + 1)
+    calls = range(1, len(unharmed.names) + 1)
     if len(calls) > int(str(request.config.getoption("--fault-points"))):
         calls = calls[KINDS.index(kind) :: 3 * len(KINDS)]
     for number in calls:
@@ -71,7 +71,7 @@ def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
         Kind.FULL: {FAILED, UNTIDY},
     }
     assert statuses & expected[kind]
-    if len(calls) == len(whole.names):
+    if len(calls) == len(unharmed.names):
         assert expected[kind] <= statuses
 
 
@@ -81,6 +81,6 @@ def test_short_writes_and_a_slow_disk_change_nothing(
 ) -> None:
     arguments = [str(begun), 3, 3, RANKS]
     ended = machine.call(SAVE, arguments, begun, Fault(kind, 1, FOREVER))
-    assert (ended.status, ended.told) == (0, "")
+    assert (ended.status, ended.message) == (0, "")
     assert loads(begun, 3)
     assert sorted(path.name for path in begun.iterdir()) == ["best", "latest", "step-000003"]

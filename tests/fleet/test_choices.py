@@ -130,7 +130,7 @@ def test_a_resumed_run_goes_on_as_it_was_chosen(
     longer = make_recipe("sft", steps=2)
     train(longer, console)
     events = lines(Path(longer.run_dir) / "events.jsonl")
-    dtypes = [one["dtype"] for one in events if one["event"] in ("started", "resumed")]
+    dtypes = [event["dtype"] for event in events if event["event"] in ("started", "resumed")]
     assert dtypes == ["bfloat16", "bfloat16"]
 
 

@@ -49,8 +49,8 @@ CLUSTER = {"type": "ray"}
 
 def methods_of(kind: type) -> dict[str, Any]:
     """Public methods of a class by name, those of its bases included."""
-    found = inspect.getmembers(kind, inspect.isfunction)
-    return {name: method for name, method in found if not name.startswith("_")}
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    return {name: method for name, method in functions if not name.startswith("_")}
 
 
 def parameters(method: Any) -> list[tuple[str, Any, Any]]:

@@ -35,13 +35,13 @@ def requests(tmp_path: Path, models: Callable[[str], str]) -> Iterator[list[Requ
     with images_kept_in(tmp_path / "images"):
         digests = [image_store().add(picture(number, 16, 16)) for number in range(3)]
         texts = [f"a<|vision_start|>{reader.text(each).text}<|vision_end|>" for each in digests]
-        made: list[Request] = []
+        image_requests: list[Request] = []
         for ticket, text in enumerate([*texts, "abc"]):
             ids = np.array(tokenizer(text)["input_ids"], np.int32)
             images = reader.placed(ids, digests[ticket : ticket + 1])
             assert images is not None
-            made.append(Request(ticket, (0, 1), ids, settings, images=images))
-        yield made
+            image_requests.append(Request(ticket, (0, 1), ids, settings, images=images))
+        yield image_requests
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_a_process_that_dies_is_replaced_and_proved_with_the_same_bits(
     shared: Any, requests: list[Request]
 ) -> None:
     asked = ([request.token_ids for request in requests], 1.0, [r.images for r in requests])
-    whole, lossy = shared(2), shared(2, {1: dies_in("turn", 0)})
-    scores = [each.engine.logprobs(*asked) for each in (whole, lossy)]
-    assert bits(generate(lossy.engine, requests)) == bits(generate(whole.engine, requests))
+    intact, lossy = shared(2), shared(2, {1: dies_in("turn", 0)})
+    scores = [each.engine.logprobs(*asked) for each in (intact, lossy)]
+    assert bits(generate(lossy.engine, requests)) == bits(generate(intact.engine, requests))
     (joined,) = lossy.logs.of("engine_joined")
     assert joined["engine"] == 1
     assert all(np.array_equal(a, b) for a, b in zip(*scores, strict=True))
-    blind = whole.engine.logprobs([requests[3].token_ids], 1.0)
+    blind = intact.engine.logprobs([requests[3].token_ids], 1.0)
     assert np.array_equal(blind[0], scores[0][3])
 
 

@@ -81,14 +81,14 @@ def whole_tokens(recipe: Any, models: Any) -> list[list[int]]:
         recipe.data,
         load_tokenizer(models(0)),
         max_new_tokens=recipe.rollout.max_new_tokens,
-        exclude=held_out([one.data for one in recipe.eval.sets]),
+        exclude=held_out([eval_set.data for eval_set in recipe.eval.sets]),
     )
     return [
         [
-            *prompts.draw(one["ticket"], recipe.seed).token_ids.tolist(),
-            *(token for turn in one["turns"] for token in turn["token_ids"]),
+            *prompts.draw(sample["ticket"], recipe.seed).token_ids.tolist(),
+            *(token for turn in sample["turns"] for token in turn["token_ids"]),
         ]
-        for one in samples(recipe)
+        for sample in samples(recipe)
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_sample_has_the_score_that_plain_transformers_gives_it(
 ) -> None:
     recipe = with_reward_model(make_recipe, models, reward_model, steps=1)
     train(recipe, console)
-    got = [one["rewards"]["reward_model"] for one in samples(recipe)]
+    got = [sample["rewards"]["reward_model"] for sample in samples(recipe)]
     wanted = plain_scores(reward_model, whole_tokens(recipe, models))
     np.testing.assert_allclose(got, wanted, atol=2e-5)
     assert np.ptp(wanted) > 1e-3
@@ -113,7 +113,7 @@ def test_a_normalised_score_is_less_the_mean_and_over_the_deviation(
     config = json.loads((Path(reward_model) / "config.json").read_text("utf-8"))
     raw = plain_scores(reward_model, whole_tokens(recipe, models))
     wanted = (raw - config["reward_mean"]) / config["reward_std"]
-    got = [one["rewards"]["reward_model"] for one in samples(recipe)]
+    got = [sample["rewards"]["reward_model"] for sample in samples(recipe)]
     np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
@@ -123,15 +123,15 @@ def test_model_and_verifier_are_mixed_by_weight(
     rewards = [{"type": "reward_model", "weight": 0.5}, {**LETTERS, "weight": 2.0}]
     recipe = with_reward_model(make_recipe, models, reward_model, rewards=rewards, steps=1)
     train(recipe, console)
-    each = [one["rewards"] for one in samples(recipe)]
-    parts = [set(one) for one in each]
+    each = [sample["rewards"] for sample in samples(recipe)]
+    parts = [set(components) for components in each]
     assert all({"reward_model"} < part for part in parts)
     (other,) = parts[0] - {"reward_model"}
-    total = [0.5 * one["reward_model"] + 2.0 * one[other] for one in each]
+    total = [0.5 * components["reward_model"] + 2.0 * components[other] for components in each]
     (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
     assert line["reward"] == pytest.approx(np.mean(total), rel=1e-6)
     assert line["reward/reward_model"] == pytest.approx(
-        np.mean([one["reward_model"] for one in each]), rel=1e-6
+        np.mean([components["reward_model"] for components in each]), rel=1e-6
     )
 
 
@@ -144,24 +144,28 @@ def test_a_killed_run_with_a_reward_model_and_a_critic_ends_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes = {"algorithm": {"type": "ppo", "kl_coef": 0.1}, "steps": 4}
-    made = [
+    recipes = [
         with_reward_model(make_recipe, models, reward_model, LETTERS, **changes, run_dir=name)
         for name in ("whole", "killed")
     ]
-    train(made[0], console)
-    train_until_killed(monkeypatch, RLJob, 2, made[1], console)
-    resume(Path(made[1].run_dir), [], [], console)
-    assert_same_run(*made, 4)
+    train(recipes[0], console)
+    train_until_killed(monkeypatch, RLJob, 2, recipes[1], console)
+    resume(Path(recipes[1].run_dir), [], [], console)
+    assert_same_run(*recipes, 4)
 
 
 def test_a_reward_model_that_changed_on_the_way_stops_the_resume(
     make_recipe: Any, console: Console, models: Any, reward_model: str, tmp_path: Path
 ) -> None:
-    own = shutil.copytree(reward_model, tmp_path / "own")
-    recipe = with_reward_model(make_recipe, models, str(own), steps=1)
+    changed_model = shutil.copytree(reward_model, tmp_path / "own")
+    recipe = with_reward_model(make_recipe, models, str(changed_model), steps=1)
     train(recipe, console)
-    weights = load_file(own / "model.safetensors")
-    save_file({n: w * 1.5 for n, w in weights.items()}, own / "model.safetensors", {"format": "pt"})
+    weights = load_file(changed_model / "model.safetensors")
+    save_file(
+        {n: w * 1.5 for n, w in weights.items()},
+        changed_model / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(RunError, match=r"\(reward_model\) is not the one"):
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
 
@@ -188,11 +192,11 @@ def test_failures_within_the_fraction_drop_their_samples_and_are_events(
     reward_model: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = LearnedReward.score
+    original_score = LearnedReward.score
     asked: list[int] = []
 
     def sometimes(self: LearnedReward, sequences: Any, images: Any) -> Any:
-        scores = whole(self, sequences, images)
+        scores = original_score(self, sequences, images)
         asked.append(len(scores))
         if len(asked) == 1:
             scores[0] = np.nan
@@ -232,12 +236,12 @@ def test_a_policy_is_no_reward_model(make_recipe: Any, console: Console, models:
 def test_normalising_by_what_a_model_does_not_say_is_refused(
     make_recipe: Any, console: Console, models: Any, reward_model: str, tmp_path: Path
 ) -> None:
-    own = shutil.copytree(reward_model, tmp_path / "own")
-    config = json.loads((own / "config.json").read_text("utf-8"))
+    changed_model = shutil.copytree(reward_model, tmp_path / "own")
+    config = json.loads((changed_model / "config.json").read_text("utf-8"))
     del config["reward_mean"]
-    (own / "config.json").write_text(json.dumps(config), "utf-8")
+    (changed_model / "config.json").write_text(json.dumps(config), "utf-8")
     rewards = [{"type": "reward_model", "normalise": True}]
-    recipe = with_reward_model(make_recipe, models, str(own), rewards=rewards)
+    recipe = with_reward_model(make_recipe, models, str(changed_model), rewards=rewards)
     with pytest.raises(UsageError, match="normalise = true, and its model says mean None"):
         train(recipe, console)
 

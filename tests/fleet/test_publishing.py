@@ -156,10 +156,10 @@ class Damaging(SendingRanks):
 def test_a_damaged_parcel_loses_the_engine_and_nothing_else() -> None:
     engines = {0: Engine()}
     _, lost, _ = published(engines, ranks=Damaging(weights()))
-    ((engine, told),) = lost
+    ((engine, cause),) = lost
     assert engine == 0
-    assert "parcel 1 of" in told
-    assert "is damaged" in told
+    assert "parcel 1 of" in cause
+    assert "is damaged" in cause
     assert "commit" not in engines[0].actions
     with pytest.raises(RunError, match="a publish to the rollout engine broke off"):
         engines[0].engine.logprobs([np.array([2, 3], np.int32)], 1.0)
@@ -334,7 +334,7 @@ def test_four_ranks_send_to_two_engines_whoever_of_them_dies(
         # An engine that cannot read what the rank had sent is lost as well: only then the one that
         # starts in its place asks the same ranks for weights, and hears of the rank.
         also_lost = len(logs.of("engine_lost")) > 1
-        told = str(refused.value)
-        assert "a publish to the rollout engine broke off" in told or (
-            also_lost and told.startswith("rank 1 died")
+        message = str(refused.value)
+        assert "a publish to the rollout engine broke off" in message or (
+            also_lost and message.startswith("rank 1 died")
         )

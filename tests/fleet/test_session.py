@@ -34,12 +34,12 @@ def test_every_process_gets_the_gpus_that_it_works_on(
     cluster: dict[str, Any], rollout: dict[str, Any], on_gpus: list[int], on_cpus: list[int]
 ) -> None:
     loaded = recipe(cluster, rollout)
-    assert [one.gpus for one in wants_of(loaded, "cuda")] == on_gpus
-    assert [one.gpus for one in wants_of(loaded, "cpu")] == on_cpus
+    assert [want.gpus for want in wants_of(loaded, "cuda")] == on_gpus
+    assert [want.gpus for want in wants_of(loaded, "cpu")] == on_cpus
 
 
 @pytest.mark.parametrize(
-    ("cluster", "rollout", "device", "told"),
+    ("cluster", "rollout", "device", "message"),
     [
         ({"policy": {"gpus": 4}}, {}, "cpu", "has, and here that is a CPU"),
         ({"policy": {"gpus": 0}}, {}, "cuda", "4 processes that work on 1 GPUs each need 4"),
@@ -50,9 +50,9 @@ def test_every_process_gets_the_gpus_that_it_works_on(
     ],
 )
 def test_a_placement_that_does_not_suit_the_device_is_refused(
-    cluster: dict[str, Any], rollout: dict[str, Any], device: str, told: str
+    cluster: dict[str, Any], rollout: dict[str, Any], device: str, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         wants_of(recipe(cluster, rollout), device)
 
 
@@ -68,7 +68,7 @@ def test_roles_with_processes_of_their_own_ask_for_gpus_of_their_own() -> None:
         },
     }
     wants = wants_of(parse_recipe(ppo), "cuda")
-    assert [(one.role, one.processes, one.gpus) for one in wants] == [
+    assert [(want.role, want.processes, want.gpus) for want in wants] == [
         ("policy", 4, 1),
         ("critic", 2, 1),
         ("reference", 3, 1),
@@ -88,27 +88,27 @@ def test_ranks_whose_gpus_an_engine_has_together_are_neighbours() -> None:
         "policy",
         1,
     )
-    assert [one.together for one in wants_of(loaded, "cpu")] == [1, 1]
+    assert [want.together for want in wants_of(loaded, "cpu")] == [1, 1]
     apart = recipe({"rollout": {"workers": 2}}, VLLM)
-    assert [one.together for one in wants_of(apart, "cuda")] == [1, 1]
+    assert [want.together for want in wants_of(apart, "cuda")] == [1, 1]
 
 
 def test_engines_that_come_later_are_no_condition_of_the_start() -> None:
     wants = wants_of(recipe({"rollout": {"workers": 8, "least": 2, "gpus": 16}}, {}), "cuda")
-    (engines,) = [one for one in wants if one.role == "rollout"]
+    (engines,) = [want for want in wants if want.role == "rollout"]
     assert (engines.processes, engines.first, engines.gpus) == (8, 2, 2)
     assert engines.key == "cluster.rollout.least = 2"
 
 
 def test_on_cpus_an_engine_without_a_place_is_in_the_first_process() -> None:
-    assert [one.role for one in wants_of(recipe({}, {}), "cpu")] == ["policy"]
+    assert [want.role for want in wants_of(recipe({}, {}), "cpu")] == ["policy"]
 
 
 def test_the_advice_of_a_plan_has_a_place_for_the_engine() -> None:
     for rollout in ({}, {"type": "vllm"}, VLLM):
         alone = parse_recipe({**RL, "rollout": rollout, "learner": {}})
         advised = with_overrides(alone, ranked(alone, 4, "zero2"))
-        assert [one.role for one in wants_of(advised, "cuda")] == ["policy", "rollout"]
+        assert [want.role for want in wants_of(advised, "cuda")] == ["policy", "rollout"]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,10 @@ def test_a_run_works_on_the_gpus_of_its_cluster_though_its_first_process_has_non
     monkeypatch.setattr(connection, "stop", lambda: asked.append("stop"))
     monkeypatch.setattr(connection, "nodes_alive", lambda: nodes)
     with closing(ClusterSession()) as session:
-        found = device_of(parse_recipe({**RL, "cluster": {"type": "ray", **settings}}), session)
-    assert found == device
+        session_device = device_of(
+            parse_recipe({**RL, "cluster": {"type": "ray", **settings}}), session
+        )
+    assert session_device == device
     assert asked == ([] if gpus is None else ["start", "stop"])
 
 

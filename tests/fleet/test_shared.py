@@ -115,10 +115,10 @@ def test_what_a_dead_process_kept_between_turns_is_made_again_to_the_same_bits(
     shared: Any, turn: int, lockstep: list[Any]
 ) -> None:
     if not lockstep:
-        whole = shared(2)
-        lockstep.append(bits(in_lockstep(whole.engine)))
-        whole.engine.sleep()  # turns that follow stand behind nothing
-        assert bits(in_lockstep(whole.engine)) == lockstep[0]
+        intact = shared(2)
+        lockstep.append(bits(in_lockstep(intact.engine)))
+        intact.engine.sleep()  # turns that follow stand behind nothing
+        assert bits(in_lockstep(intact.engine)) == lockstep[0]
     lossy = shared(2, {1: dies_in("turn", turn)})
     assert bits(in_lockstep(lossy.engine)) == lockstep[0]
     assert len(lossy.logs.of("engine_joined")) == 1
@@ -185,17 +185,17 @@ def test_a_death_in_the_middle_of_a_publish_leaves_nobody_with_half_of_it(
 
 
 def test_a_publish_whose_source_fails_ends_everywhere_and_nobody_samples(shared: Any) -> None:
-    whole = shared(2)
+    intact = shared(2)
 
     def broken() -> Iterator[tuple[str, torch.Tensor]]:
-        yield new_weights(whole)[0]
+        yield new_weights(intact)[0]
         raise RunError("the ranks are gone")
 
     broken_off = RankedWeights(SendingRanks(broken()), "policy")
     with pytest.raises(RunError, match="the ranks are gone"):
-        whole.engine.load_weights(WeightHandover(broken_off), 1)
+        intact.engine.load_weights(WeightHandover(broken_off), 1)
     with pytest.raises(RunError, match="a publish to the rollout engine broke off"):
-        whole.engine.logprobs([requests()[0].token_ids], 1.0)
+        intact.engine.logprobs([requests()[0].token_ids], 1.0)
 
 
 def interrupted(lossy: Any) -> None:
@@ -334,12 +334,12 @@ def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
         assert all(c.versions == ((3, len(c.token_ids)),) for c in done)
         (lost,) = lossy.logs.of("engine_lost")
         assert re.search(r"vLLM engine [01] died \(exit code 1\)", lost["message"])
-        told = lossy.engine.stats.by_engine()
-        assert (told["engine/0/losses"], told["engine/1/losses"]) == (0.0, 1.0)
-        inside = [told[f"engine/0.{number}/response_tokens"] for number in range(2)]
+        statistics = lossy.engine.stats.by_engine()
+        assert (statistics["engine/0/losses"], statistics["engine/1/losses"]) == (0.0, 1.0)
+        inside = [statistics[f"engine/0.{number}/response_tokens"] for number in range(2)]
         assert min(inside) > 0.0
-        assert sum(inside) == told["engine/0/response_tokens"]
-        assert 0.0 < told["engine/0.0/busy_time_fraction"] <= 1.0
+        assert sum(inside) == statistics["engine/0/response_tokens"]
+        assert 0.0 < statistics["engine/0.0/busy_time_fraction"] <= 1.0
     finally:
         lossy.engine.close()
         for workers in lossy.workers:
@@ -362,8 +362,8 @@ def test_each_process_tells_what_it_did_since_the_last_report(shared: Any) -> No
     done = generate(engine, requests())
     first, second = engine.stats.by_engine(), engine.stats.by_engine()
     for number in range(2):
-        own = sum(len(c.token_ids) for c in done if c.ticket % 2 == number)
-        assert first[f"engine/{number}/response_tokens"] == own
+        expected_tokens = sum(len(c.token_ids) for c in done if c.ticket % 2 == number)
+        assert first[f"engine/{number}/response_tokens"] == expected_tokens
         assert second[f"engine/{number}/response_tokens"] == 0.0
     assert engine.stats.response_tokens == sum(len(c.token_ids) for c in done)
     most = max(first[f"engine/{number}/decode_seconds"] for number in range(2))

@@ -30,9 +30,11 @@ def started(shared: Any, number: int) -> None:
 
 def tickets_of(shared: Any) -> dict[int, float]:
     """How many tokens each process has written since the last report."""
-    told = shared.engine.stats.by_engine()  # which has no row of those that have not come
+    statistics = shared.engine.stats.by_engine()  # which has no row of those that have not come
     return {
-        n: told[f"engine/{n}/response_tokens"] for n in range(9) if f"engine/{n}/losses" in told
+        n: statistics[f"engine/{n}/response_tokens"]
+        for n in range(9)
+        if f"engine/{n}/losses" in statistics
     }
 
 
@@ -40,7 +42,7 @@ def tickets_of(shared: Any) -> dict[int, float]:
 def test_a_process_that_comes_later_joins_at_a_publish_and_samples_from_then_on(
     shared: Any,
 ) -> None:
-    growing, whole = shared(1, more=2), shared(2)
+    growing, complete = shared(1, more=2), shared(2)
     weights = [(n, t + 0.01) for n, t in new_weights(growing)]
     growing.publish(weights, 1)
     alone = tokens(generate(growing.engine, requests()))
@@ -49,25 +51,25 @@ def test_a_process_that_comes_later_joins_at_a_publish_and_samples_from_then_on(
     assert tokens(generate(growing.engine, requests())) == alone
     assert list(tickets_of(growing)) == [0]  # it has no weights yet
     assert growing.logs.events == []
-    for each in (growing, whole):
+    for each in (growing, complete):
         each.publish(weights, 2)
     (joined,) = growing.logs.of("engine_joined")
     assert (joined["engine"], joined["version"], joined["serving"]) == (1, 2, 2)
     done = generate(growing.engine, requests())
-    assert bits(done) == bits(generate(whole.engine, requests()))
+    assert bits(done) == bits(generate(complete.engine, requests()))
     assert tokens(done) == alone
-    told = tickets_of(growing)
-    assert told == tickets_of(whole)
-    assert min(told.values()) > 0.0
+    tickets = tickets_of(growing)
+    assert tickets == tickets_of(complete)
+    assert min(tickets.values()) > 0.0
 
 
 @pytest.mark.slow
 def test_a_process_whose_place_is_gone_leaves_and_comes_back_at_a_publish(shared: Any) -> None:
-    shrinking, whole = shared(2, {1: dies_in("turn", 1)}), shared(2)
-    weights = [(n, t + 0.01) for n, t in new_weights(whole)]
-    for each in (shrinking, whole):
+    shrinking, intact = shared(2, {1: dies_in("turn", 1)}), shared(2)
+    weights = [(n, t + 0.01) for n, t in new_weights(intact)]
+    for each in (shrinking, intact):
         each.publish(weights, 1)
-    expected = generate(whole.engine, requests())
+    expected = generate(intact.engine, requests())
     shrinking.room[1].clear()
     assert tokens(generate(shrinking.engine, requests())) == tokens(expected)
     (lost,), (left,) = shrinking.logs.of("engine_lost"), shrinking.logs.of("engine_left")
@@ -78,20 +80,20 @@ def test_a_process_whose_place_is_gone_leaves_and_comes_back_at_a_publish(shared
     started(shrinking, 1)
     assert tokens(generate(shrinking.engine, requests())) == tokens(expected)
     assert shrinking.logs.of("engine_joined") == []
-    for each in (shrinking, whole):
+    for each in (shrinking, intact):
         each.publish(weights, 2)
     assert [event["engine"] for event in shrinking.logs.of("engine_joined")] == [1]
-    assert bits(generate(shrinking.engine, requests())) == bits(generate(whole.engine, requests()))
+    assert bits(generate(shrinking.engine, requests())) == bits(generate(intact.engine, requests()))
 
 
 def test_samples_wait_for_a_place_only_where_nobody_else_could_write_them(shared: Any) -> None:
     """Before, they waited cluster.start_seconds for the lost machine while others served."""
-    two, one = (shared(size, {0: dies_in("turn", 1)}) for size in (2, 1))
-    for lossy in (two, one):
+    pair, alone = (shared(size, {0: dies_in("turn", 1)}) for size in (2, 1))
+    for lossy in (pair, alone):
         lossy.launcher.patience.clear()
         assert len(generate(lossy.engine, requests())) == 35
-    assert two.launcher.patience == [(0, 0.0)]
-    assert one.launcher.patience == [(0, one.launcher.recipe.cluster.start_seconds)]
+    assert pair.launcher.patience == [(0, 0.0)]
+    assert alone.launcher.patience == [(0, alone.launcher.recipe.cluster.start_seconds)]
 
 
 def test_where_processes_may_come_later_samples_of_a_lost_one_go_on_at_once(

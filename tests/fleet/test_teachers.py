@@ -136,8 +136,8 @@ def test_every_token_of_an_answer_gets_the_grade_of_its_dataset_s_teacher_and_no
         np.testing.assert_allclose(of_row, [0.0] * len(tokens) + wanted, rtol=1e-6)
         read = graders[dataset].read
         assert read is not None
-        whole = [*(tokens if hinted is None else hinted), *answer]
-        assert whole in [row.tolist() for row in read.tokens]
+        teacher_row = [*(tokens if hinted is None else hinted), *answer]
+        assert teacher_row in [row.tolist() for row in read.tokens]
 
 
 EOS = 99

@@ -50,7 +50,7 @@ def test_flex_attention_equals_the_batched_blocks(
         TreeAttention(plan_blocks(layout), device),
         FlexAttention(layout, device),
     ):
-        leaves = [one.clone().requires_grad_() for one in inputs]
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
         how = {"scale": DIM**-0.5, "window": window, "softcap": softcap}
         out = context.attend(0, *leaves[:3], **how, sinks=leaves[3] if sinks else None)
         (out * out_weight).sum().backward()

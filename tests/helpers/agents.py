@@ -60,12 +60,12 @@ def forgets(base_url, api_key, model, row):
 
 def explores(base_url, api_key, model, row):
     """Goes two ways from the policy's first turn, and comes back to the first way."""
-    said = {"begin": list(row["messages"])}
-    said["begin"].append(ask(base_url, api_key, said["begin"])["message"])
+    threads = {"begin": list(row["messages"])}
+    threads["begin"].append(ask(base_url, api_key, threads["begin"])["message"])
     for name, way in (("begin", "left"), ("begin", "right"), ("left", "left again")):
-        said[way] = [*said[name], {"role": "user", "content": way}]
-        said[way].append(ask(base_url, api_key, said[way])["message"])
-    return float(len(said))
+        threads[way] = [*threads[name], {"role": "user", "content": way}]
+        threads[way].append(ask(base_url, api_key, threads[way])["message"])
+    return float(len(threads))
 
 
 async def delegates(base_url, api_key, model, row):
@@ -210,9 +210,9 @@ def looks(base_url, api_key, model, row):
     """Shows the policy the image of its row again."""
     messages = list(row["messages"])
     image = messages[0]["content"][1]
-    said = ask(base_url, api_key, messages)["message"]
+    answer = ask(base_url, api_key, messages)["message"]
     again = {"role": "user", "content": [{"type": "text", "text": "again "}, image]}
-    ask(base_url, api_key, [*messages, said, again])
+    ask(base_url, api_key, [*messages, answer, again])
 
 
 def looks_elsewhere(base_url, api_key, model, row):
@@ -229,8 +229,8 @@ async def sums_up(base_url, api_key, model, row):
     messages = list(row["messages"])
     try:
         while True:
-            said = (await asyncio.to_thread(ask, base_url, api_key, messages))["message"]
-            messages += [said, {"role": "user", "content": "on"}]
+            answer = (await asyncio.to_thread(ask, base_url, api_key, messages))["message"]
+            messages += [answer, {"role": "user", "content": "on"}]
     finally:
         try:
             await asyncio.to_thread(ask, base_url, api_key, [{"role": "user", "content": "sum up"}])
@@ -305,10 +305,10 @@ def thinks_before_calls(base_url, api_key, model, row):
     messages = list(row["messages"])
     message = ask(base_url, api_key, messages, tools=tools)["message"]
     (call,) = message["tool_calls"]
-    said = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
+    call_message = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
     thoughts = message.get("reasoning_content")
     result = {"role": "tool", "tool_call_id": call["id"], "content": f"{thoughts}: 7"}
-    ask(base_url, api_key, [*messages, said, result], tools=tools)
+    ask(base_url, api_key, [*messages, call_message, result], tools=tools)
     return 1.0
 
 

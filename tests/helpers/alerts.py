@@ -72,8 +72,8 @@ def _calls(data: bytes, library: Path) -> list[tuple[bytes, int]]:
 def _sections(library: Path) -> dict[str, tuple[int, int, int]]:
     """Name: address, place in the file, bytes."""
     line = re.compile(r"\s*\[\s*\d+\]\s+(\S+)\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+([0-9a-f]+)")
-    found = filter(None, map(line.match, _readelf("-SW", library)))
-    return {m[1]: (int(m[2], 16), int(m[3], 16), int(m[4], 16)) for m in found}
+    matches = filter(None, map(line.match, _readelf("-SW", library)))
+    return {m[1]: (int(m[2], 16), int(m[3], 16), int(m[4], 16)) for m in matches}
 
 
 def _readelf(option: str, library: Path) -> list[str]:

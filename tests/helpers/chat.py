@@ -37,10 +37,10 @@ LLAMA_SPECIAL = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|en
 
 def chat_tokenizer(template: str | None = TEMPLATE, special: tuple[str, ...] = ()) -> Any:
     """The first of `special` ends a turn; ChatML's marks are always there."""
-    made = _characters(TokenizerInit(kind="characters"), [])
-    made.add_special_tokens([PAD, START, END, *special])
+    backend = _characters(TokenizerInit(kind="characters"), [])
+    backend.add_special_tokens([PAD, START, END, *special])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=backend,
         eos_token=special[0] if special else END,
         pad_token=PAD,
         additional_special_tokens=[START, *special[1:]],

@@ -53,8 +53,10 @@ def _asked_in(body: dict[str, Any]) -> str:
     if "prompt" in body:  # a text, or token ids
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else json.dumps(prompt)
-    one = body["inputs"][0] if "inputs" in body else body
-    content = one["text"] if "text" in one else one["messages"][-1]["content"]
+    first_input = body["inputs"][0] if "inputs" in body else body
+    content = (
+        first_input["text"] if "text" in first_input else first_input["messages"][-1]["content"]
+    )
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part["type"] == "text")

@@ -19,8 +19,8 @@ class Late(ChatEnvironment):
 
     async def step(self, text):
         await asyncio.sleep(CLOCK.random() * 0.01)
-        said = {"role": "user", "content": f"from {len(text)}"}
-        return Reply((said,), reward=float(len(text)), counts={"hits": 1.0})
+        reply_message = {"role": "user", "content": f"from {len(text)}"}
+        return Reply((reply_message,), reward=float(len(text)), counts={"hits": 1.0})
 
 
 class Moody(Late):
@@ -35,5 +35,5 @@ class Moody(Late):
         if CLOCK.random() < 0.1:
             raise OSError("not today")
         reply = await super().step(text)
-        said = {"role": "user", "content": f"from {CLOCK.randrange(9)}"}
-        return Reply((said,), reward=reply.reward)
+        reply_message = {"role": "user", "content": f"from {CLOCK.randrange(9)}"}
+        return Reply((reply_message,), reward=reply.reward)

@@ -28,14 +28,14 @@ def failing_at(number: int, fails: Callable[[list[str]], BaseException | None]) 
     `fails(calls made)` says what happens instead of it (None: it is made).
     """
     monkeypatch = pytest.MonkeyPatch()
-    made: list[str] = []
+    calls: list[str] = []
 
     def watch(owner: Any, name: str) -> None:
         call = getattr(owner, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            made.append(name)
-            error = fails(made) if len(made) >= number else None
+            calls.append(name)
+            error = fails(calls) if len(calls) >= number else None
             if error is not None:
                 raise error
             return call(*args, **kwargs)

@@ -31,9 +31,9 @@ class Recorded(TorchDispatchMode):
         return list(self._calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
-        leaves = tree_leaves((args, given))
+        named_arguments = kwargs or {}
+        result = func(*args, **named_arguments)
+        leaves = tree_leaves((args, named_arguments))
         words = tuple(leaf for leaf in leaves if isinstance(leaf, str))
         self._calls[Call(str(func), _dtypes(leaves), _dtypes(tree_leaves(result)), words)] = None
         return result

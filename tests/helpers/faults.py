@@ -38,11 +38,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Ended:
-    """status: exit code, or minus a signal; names: one letter for each call; told: what it said."""
+    """status: exit code, or minus a signal; names: one letter for each call; message: its text."""
 
     status: int
     names: str
-    told: str
+    message: str
 
 
 def command(words: list[str]) -> int:
@@ -58,7 +58,7 @@ class Machine:
     """Makes calls in processes of their own under a fault. Needs a C compiler and Linux."""
 
     def __init__(self, folder: Path) -> None:
-        self._told, self._imported = folder / "told.txt", folder / "imported.txt"
+        self._output, self._imported = folder / "told.txt", folder / "imported.txt"
         shim = folder / "shim.so"
         source = str(HERE / "shim.c")
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
@@ -90,7 +90,7 @@ class Machine:
             "call": call,
             "arguments": list(arguments),
             "root": str(root.resolve()),
-            "told": str(self._told),
+            "told": str(self._output),
             "imported": str(self._imported),
             "kind": int(fault.kind),
             "first": fault.first,
@@ -102,7 +102,7 @@ class Machine:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        return Ended(answer["status"], answer["names"], self._told.read_text("utf-8"))
+        return Ended(answer["status"], answer["names"], self._output.read_text("utf-8"))
 
     def close(self) -> None:
         """Ends it."""

@@ -93,8 +93,8 @@ class Stub:
         return Started(process, messages)
 
     def _variables(self, environment: dict[str, str]) -> dict[str, str]:
-        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
-        return known | self.environment | environment
+        inherited = {name: value for name, value in os.environ.items() if name != WORKSPACE}
+        return inherited | self.environment | environment
 
     def ask(self, *arguments: str, **environment: str) -> Any:
         """The JSON on the last line that such a Python prints. Its failure is an AssertionError."""
@@ -108,17 +108,17 @@ class Started:
 
     def __init__(self, process: subprocess.Popen[str], messages: Path) -> None:
         self._process, self._messages = process, messages
-        self._told: dict[str, Any] = {}
+        self._reports: dict[str, Any] = {}
 
     def told_of(self, case: str) -> Any:
         """Waits for a case. It is an AssertionError that the process ends before."""
         assert self._process.stdout is not None
-        while case not in self._told:
+        while case not in self._reports:
             line = self._process.stdout.readline()
             assert line, self._messages.read_text("utf-8")[-4000:]
             if line.startswith("{"):
-                self._told |= json.loads(line)
-        return self._told[case]
+                self._reports |= json.loads(line)
+        return self._reports[case]
 
     def end(self) -> None:
         """Kills what is still running."""
@@ -162,8 +162,8 @@ def build(python: str, to: Path) -> Stub:
     for library, (parts, left_out) in libraries.items():
         rest = to / f"rest_of_{library}.c"
         rest.write_text(_rest(left_out), "utf-8")
-        made = str(to / "libraries" / library)
-        _output(*compiler, "-shared", *map(str, parts), str(rest), "-o", made)
+        library_path = str(to / "libraries" / library)
+        _output(*compiler, "-shared", *map(str, parts), str(rest), "-o", library_path)
     (to / "libraries" / "libcuda.so").unlink(missing_ok=True)
     (to / "libraries" / "libcuda.so").symlink_to("libcuda.so.1")
     return Stub(python, to / "libraries")

@@ -20,8 +20,8 @@ class _Twice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        one, two = gradients[0].chunk(2, -1)
-        return (one.float() + two.float()).to(one.dtype)
+        first_half, second_half = gradients[0].chunk(2, -1)
+        return (first_half.float() + second_half.float()).to(first_half.dtype)
 
 
 def in_halves(lm: Any) -> None:
@@ -50,5 +50,5 @@ def _by_outputs(self: nn.Linear, x: Tensor) -> Tensor:
 
 def _by_inputs(self: nn.Linear, x: Tensor) -> Tensor:
     pairs = zip(x.chunk(2, -1), self.weight.chunk(2, 1), strict=True)
-    one, two = (nn.functional.linear(*pair).float() for pair in pairs)
-    return (one + two).to(x.dtype)
+    first_half, second_half = (nn.functional.linear(*pair).float() for pair in pairs)
+    return (first_half + second_half).to(x.dtype)

@@ -35,8 +35,8 @@ def edit(name: str, **keys: Any) -> Change:
     """Sets keys of a JSON file."""
 
     def change(folder: Path) -> None:
-        found = json.loads((folder / name).read_text("utf-8"))
-        (folder / name).write_text(json.dumps({**found, **keys}), "utf-8")
+        content = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps({**content, **keys}), "utf-8")
 
     return change
 
@@ -78,12 +78,12 @@ def header(alter: Callable[[dict[str, Any]], object]) -> Change:
     """The header of the weights, altered; their bytes stay."""
 
     def change(folder: Path) -> None:
-        whole = (folder / WEIGHTS).read_bytes()
-        (size,) = struct.unpack("<Q", whole[:8])
-        table = json.loads(whole[8 : 8 + size])
+        content = (folder / WEIGHTS).read_bytes()
+        (size,) = struct.unpack("<Q", content[:8])
+        table = json.loads(content[8 : 8 + size])
         alter(table)
         text = json.dumps(table).encode()
-        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
 
     return change
 
@@ -188,9 +188,11 @@ def mutations(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Change
     for number in range(count):
         name = names[number % len(names)]
         if name == WEIGHTS:
-            whole = (folder / WEIGHTS).read_bytes()
-            start, new = draw.randrange(len(whole)), draw.randbytes(draw.randrange(1, 40))
-            cut = draw.choice((whole[:start], whole[:start] + new + whole[start + len(new) :]))
+            content = (folder / WEIGHTS).read_bytes()
+            start, new = draw.randrange(len(content)), draw.randbytes(draw.randrange(1, 40))
+            cut = draw.choice(
+                (content[:start], content[:start] + new + content[start + len(new) :])
+            )
             yield f"{number}: bytes {start}", write(WEIGHTS, cut)
         elif name == "header":
             key, value = draw.choice(("shape", "dtype", "data_offsets")), draw.choice(VALUES)
@@ -207,7 +209,7 @@ def mutations(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Change
 
 def _at(place: int, key: str, value: Any) -> Callable[[dict[str, Any]], object]:
     def alter(table: dict[str, Any]) -> None:
-        entries = [one for name, one in table.items() if name != "__metadata__"]
+        entries = [entry for name, entry in table.items() if name != "__metadata__"]
         entries[place % len(entries)][key] = value
 
     return alter

@@ -72,8 +72,8 @@ def overrides(drawn: random.Random, text: str) -> list[str]:
             section = header[1] + "."
         elif _ASSIGNED.match(line):
             keys.append(section + line.partition("=")[0].strip())
-    found: list[str] = []
+    options: list[str] = []
     for _ in range(drawn.randint(1, 2)):
         value = drawn.choice(VALUES).replace("\x00", "")
-        found += [f"--{drawn.choice(keys)}", value] if drawn.random() < 0.9 else ["--x"]
-    return found
+        options += [f"--{drawn.choice(keys)}", value] if drawn.random() < 0.9 else ["--x"]
+    return options

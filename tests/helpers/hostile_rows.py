@@ -178,30 +178,30 @@ PAIRS: dict[str, bytes] = {
 
 
 def _gzip_files() -> Iterator[tuple[str, bytes]]:
-    whole = gzip.compress(GOOD * 200, mtime=0)
+    compressed = gzip.compress(GOOD * 200, mtime=0)
     yield "gzip of nothing", b""
-    yield "gzip of one byte", whole[:1]
-    yield "gzip without an end", whole[:-9]
-    yield "half a gzip", whole[: len(whole) // 2]
-    yield "a header alone", whole[:10]
+    yield "gzip of one byte", compressed[:1]
+    yield "gzip without an end", compressed[:-9]
+    yield "half a gzip", compressed[: len(compressed) // 2]
+    yield "a header alone", compressed[:10]
     yield "gzip that is text", GOOD
-    yield "gzip with a wrong sum", whole[:-8] + b"\x00" * 8
-    yield "gzip with a wrong length", whole[:-4] + b"\xff" * 4
-    yield "gzip with a wrong method", whole[:2] + b"\x00" + whole[3:]
-    yield "gzip with rubbish behind", whole + b"rubbish"
-    yield "gzip in gzip", gzip.compress(whole, mtime=0)
-    yield "two gzip files", whole + whole
+    yield "gzip with a wrong sum", compressed[:-8] + b"\x00" * 8
+    yield "gzip with a wrong length", compressed[:-4] + b"\xff" * 4
+    yield "gzip with a wrong method", compressed[:2] + b"\x00" + compressed[3:]
+    yield "gzip with rubbish behind", compressed + b"rubbish"
+    yield "gzip in gzip", gzip.compress(compressed, mtime=0)
+    yield "two gzip files", compressed + compressed
     for seed in range(5):
-        damaged = bytearray(whole)
+        damaged = bytearray(compressed)
         rng = random.Random(seed)
         for _ in range(5):
             damaged[rng.randrange(10, len(damaged))] ^= 1 << rng.randrange(8)
         yield f"gzip with damage {seed}", bytes(damaged)
 
 
-def _damaged(whole: bytes, seed: int, start: int) -> bytes:
+def _damaged(content: bytes, seed: int, start: int) -> bytes:
     """With eight other bytes, none before `start`: what a file begins with says its kind."""
-    damaged, rng = bytearray(whole), random.Random(seed)
+    damaged, rng = bytearray(content), random.Random(seed)
     for _ in range(8):
         damaged[rng.randrange(start, len(damaged))] = rng.randrange(256)
     return bytes(damaged)
@@ -222,13 +222,13 @@ def _parquet(table: pa.Table, **more: Any) -> bytes:
 
 def _parquet_files() -> Iterator[tuple[str, bytes]]:
     good = pa.table({"question": ["a"] * 50, "answer": ["b"] * 50})
-    whole = _parquet(good)
+    content = _parquet(good)
     yield "Parquet of nothing", b""
     yield "Parquet that is text", GOOD
-    yield "Parquet without an end", whole[:-4]
-    yield "half a Parquet", whole[: len(whole) // 2]
-    yield "Parquet without a head", whole[4:]
-    yield "Parquet with a wrong footer", whole[:-8] + struct.pack("<I", 2**31 - 1) + whole[-4:]
+    yield "Parquet without an end", content[:-4]
+    yield "half a Parquet", content[: len(content) // 2]
+    yield "Parquet without a head", content[4:]
+    yield "Parquet with a wrong footer", content[:-8] + struct.pack("<I", 2**31 - 1) + content[-4:]
     yield "Parquet with no rows", _parquet(good.slice(0, 0))
     yield "Parquet with no columns", _parquet(pa.table({}))
     yield (
@@ -287,7 +287,7 @@ def _parquet_files() -> Iterator[tuple[str, bytes]]:
         ),
     )
     for seed in range(12):
-        yield f"Parquet with damage {seed}", _damaged(whole, seed, 4)
+        yield f"Parquet with damage {seed}", _damaged(content, seed, 4)
 
 
 def _arrow(table: pa.Table, *, indexed: bool = False) -> bytes:
@@ -309,11 +309,11 @@ def _arrow_files() -> Iterator[tuple[str, bytes]]:
     assert good_row.count(offsets) >= 2
     yield "Arrow with offsets beyond its end", good_row.replace(offsets, far)
     for name, indexed in (("stream", False), ("file", True)):
-        whole = _arrow(good, indexed=indexed)
-        yield f"half an Arrow {name}", whole[: len(whole) // 2]
-        yield f"an Arrow {name} without an end", whole[:-4]
+        content = _arrow(good, indexed=indexed)
+        yield f"half an Arrow {name}", content[: len(content) // 2]
+        yield f"an Arrow {name} without an end", content[:-4]
         for seed in range(20):
-            yield f"Arrow {name} with damage {seed}", _damaged(whole, seed, 6)
+            yield f"Arrow {name} with damage {seed}", _damaged(content, seed, 6)
 
 
 FILES: dict[str, Callable[[], Iterator[tuple[str, bytes]]]] = {

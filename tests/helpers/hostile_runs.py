@@ -49,7 +49,7 @@ def at_most(seconds: int) -> Iterator[None]:
     def strike(number: int, frame: FrameType | None) -> None:
         raise TooSlow(f"signal {number}")
 
-    before = {one: signal.signal(one, strike) for one in (signal.SIGPROF, signal.SIGALRM)}
+    before = {number: signal.signal(number, strike) for number in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
     try:
@@ -57,8 +57,8 @@ def at_most(seconds: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def reseal(checkpoint: Path) -> None:
@@ -95,35 +95,35 @@ def change_value(drawn: random.Random, text: str) -> tuple[str, str]:
     node = data
     for part in place[:-1]:
         node = node[part]
-    told = ".".join(map(str, place))
+    dotted_place = ".".join(map(str, place))
     kind = drawn.random()
     if kind < 0.08:
         del node[place[-1]]
-        return json.dumps(data), f"{told} taken out"
+        return json.dumps(data), f"{dotted_place} taken out"
     if kind < 0.14 and isinstance(node, dict):
         node[drawn.choice(["", "x", "step", "\0", "é" * 300])] = drawn.choice(VALUES)
-        return json.dumps(data), f"a key beside {told}"
+        return json.dumps(data), f"a key beside {dotted_place}"
     if kind < 0.4:
         raw = drawn.choice(RAW)
         node[place[-1]] = _MARK
-        return json.dumps(data).replace(f'"{_MARK}"', raw), f"{told} = {raw[:20]}"
+        return json.dumps(data).replace(f'"{_MARK}"', raw), f"{dotted_place} = {raw[:20]}"
     value = drawn.choice(VALUES)
     node[place[-1]] = value
-    return json.dumps(data), f"{told} = {str(value)[:20]!r}"
+    return json.dumps(data), f"{dotted_place} = {str(value)[:20]!r}"
 
 
 def change_json(drawn: random.Random, path: Path) -> str:
     """A value of a JSON file, or of one of a log's lines."""
     text = path.read_text("utf-8")
     if path.suffix != ".jsonl":
-        changed, told = change_value(drawn, text)
+        changed, change = change_value(drawn, text)
         path.write_text(changed, "utf-8")
-        return told
+        return change
     lines = text.splitlines()
     number = drawn.randrange(len(lines))
-    lines[number], told = change_value(drawn, lines[number])
+    lines[number], change = change_value(drawn, lines[number])
     path.write_text("\n".join(lines) + "\n", "utf-8")
-    return f"line {number + 1}: {told}"
+    return f"line {number + 1}: {change}"
 
 
 def change_header(drawn: random.Random, path: Path) -> str:
@@ -134,10 +134,10 @@ def change_header(drawn: random.Random, path: Path) -> str:
         size = drawn.choice([0, 1, 10**12, 2**63, end * 2])
         path.write_bytes(size.to_bytes(8, "little") + content[8:])
         return f"a header of {size} bytes"
-    changed, told = change_value(drawn, content[8:end].decode())
+    changed, change = change_value(drawn, content[8:end].decode())
     header = changed.encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
-    return f"header: {told}"
+    return f"header: {change}"
 
 
 def _replaced(content: bytes) -> Callable[[random.Random, Path], str]:
@@ -163,11 +163,13 @@ def _flipped(drawn: random.Random, path: Path) -> str:
     return "eight bytes changed"
 
 
-def _instead(make: Callable[[Path], None], told: str) -> Callable[[random.Random, Path], str]:
+def _instead(
+    make: Callable[[Path], None], description: str
+) -> Callable[[random.Random, Path], str]:
     def instead(drawn: random.Random, path: Path) -> str:
         path.unlink()
         make(path)
-        return told
+        return description
 
     return instead
 
@@ -223,21 +225,21 @@ TARGETS = (  # patterns, and how often each is drawn
 def hostile(drawn: random.Random, genuine: Path, to: Path) -> str:
     """A copy of a run with one thing wrong; returns which."""
     shutil.copytree(genuine, to, symlinks=True)
-    pattern = drawn.choices([one for one, _ in TARGETS], [weight for _, weight in TARGETS])[0]
+    pattern = drawn.choices([target for target, _ in TARGETS], [weight for _, weight in TARGETS])[0]
     files = sorted(to.glob(pattern))
     path = drawn.choice(files or [to / "recipe.json"])
     if path.suffix in (".json", ".jsonl") and drawn.random() < 0.7:
-        told = change_json(drawn, path)
+        change = change_json(drawn, path)
     elif path.suffix == ".safetensors" and drawn.random() < 0.7:
-        told = change_header(drawn, path)
+        change = change_header(drawn, path)
     elif drawn.random() < 0.05:
-        other = drawn.choice([one for one in sorted(to.rglob("*")) if one.is_file()])
+        other = drawn.choice([path for path in sorted(to.rglob("*")) if path.is_file()])
         shutil.copyfile(other, path) if other != path else path.write_bytes(b"")
-        told = f"the contents of {other.name}"
+        change = f"the contents of {other.name}"
     else:
-        told = drawn.choice(FILES)(drawn, path)
+        change = drawn.choice(FILES)(drawn, path)
     checkpoint = path.parent
     sealed = path.name != "manifest.json" and checkpoint.name.startswith("step-")
     if sealed and drawn.random() < 0.85:
         reseal(checkpoint)
-    return f"{path.relative_to(to)}: {told}"
+    return f"{path.relative_to(to)}: {change}"

@@ -42,8 +42,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"warnings": [], "errors": []})
         elif "/preupload/" in self.path:
             files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in json.loads(raw)["files"]
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(raw)["files"]
             ]
             self._answer({"files": files})
         elif "/commit/" in self.path:
@@ -60,8 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"error": self.path}, 404)
 
     def do_GET(self) -> None:
-        known = {"id": "org/name", "sha": "d" * 40, "siblings": []}
-        self._answer(known if self.path.startswith("/api/models/") else {"error": self.path})
+        description = {"id": "org/name", "sha": "d" * 40, "siblings": []}
+        self._answer(description if self.path.startswith("/api/models/") else {"error": self.path})
 
     def _answer(self, value: Any, status: int = 200) -> None:
         body = json.dumps(value).encode()

@@ -311,9 +311,9 @@ SIZES = ((2, 3), (3, 1))  # rows and columns of tokens; Gemma's images have 2 x 
 def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
     at, images = np.flatnonzero(ids == PLACEHOLDER), []
     for digest, (rows, columns) in zip(digests, sizes, strict=True):
-        own, at = at[: rows * columns], at[rows * columns :]
+        own_places, at = at[: rows * columns], at[rows * columns :]
         grid = (rows, columns) if model.grid else None
-        images.append(PlacedImage(digest, own, grid, model.mutual))
+        images.append(PlacedImage(digest, own_places, grid, model.mutual))
     return tuple(images)
 
 

@@ -11,7 +11,7 @@ from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, ScoreInp
 from postgrad.core.records import Experience
 
 
-def whole(experience: Experience) -> list[list[int]]:
+def undivided(experience: Experience) -> list[list[int]]:
     """All sequences that have a gradient in one layout."""
     return [[int(row) for row in np.flatnonzero(experience.has_gradient)]]
 
@@ -19,7 +19,7 @@ def whole(experience: Experience) -> list[list[int]]:
 def split(experience: Experience, seed: int, of: int = 1) -> list[list[int]]:
     """The same in layouts of random size and order; `of` sequences stay together."""
     rng = np.random.default_rng(seed)
-    (rows,) = whole(experience)
+    (rows,) = undivided(experience)
     units = rng.permutation([rows[i : i + of] for i in range(0, len(rows), of)]).tolist()
     cuts = sorted(rng.integers(0, len(units) + 1, 2))
     parts = units[: cuts[0]], units[cuts[0] : cuts[1]], units[cuts[1] :]
@@ -81,13 +81,13 @@ def _call(algorithm: Algorithm, kind: str) -> Callable[..., LossOutput]:
 
 def slope(function: Callable[[np.ndarray], float], at: np.ndarray, step: float) -> np.ndarray:
     """The gradient by central differences."""
-    found = np.zeros_like(at)
+    gradient = np.zeros_like(at)
     for i in range(len(at)):
         up, down = at.copy(), at.copy()
         up[i] += step
         down[i] -= step
-        found[i] = (function(up) - function(down)) / (2 * step)
-    return found
+        gradient[i] = (function(up) - function(down)) / (2 * step)
+    return gradient
 
 
 def has_corner(

@@ -48,9 +48,9 @@ class Turns:
 
         def step(self, response: Completion) -> Step:
             self.left -= 1
-            told = np.array([7, self.left], np.int32)
+            question_tokens = np.array([7, self.left], np.int32)
             reward = float(len(response.token_ids))
-            return at_once(Observation(told, not self.left, reward=reward))
+            return at_once(Observation(question_tokens, not self.left, reward=reward))
 
         def close(self) -> None:
             self.left = 0
@@ -193,8 +193,8 @@ class Life:
             members = [Ticking(self.length, self.slots) for _ in range(self.workers)]
             self.engine = Dealt(members, self.order, self.seconds)
         if self.free:
-            own = [Ticking(self.length, self.slots, self.rest) for _ in range(self.workers)]
-            self.engine = TickingShared(own, self.dies)
+            workers = [Ticking(self.length, self.slots, self.rest) for _ in range(self.workers)]
+            self.engine = TickingShared(workers, self.dies)
         self.shown: list[int] = []  # samples that ended, as a person sees them
         progress = Progress(self.shown.append)
         live = LiveSource(

@@ -16,12 +16,12 @@ def tensorboard(run_dir: Path) -> Steps:
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()
-    found: Steps = {}
+    steps_by_number: Steps = {}
     for tag in events.Tags()["scalars"]:
         for point in events.Scalars(tag):
-            assert tag not in found.setdefault(point.step, {}), (tag, point.step)
-            found[point.step][tag] = point.value
-    return found
+            assert tag not in steps_by_number.setdefault(point.step, {}), (tag, point.step)
+            steps_by_number[point.step][tag] = point.value
+    return steps_by_number
 
 
 def trackio(folder: Path, project: str) -> dict[str, Steps]:
@@ -30,18 +30,18 @@ def trackio(folder: Path, project: str) -> dict[str, Steps]:
         rows = database.execute(
             "select run_name, step, metrics from metrics order by id"
         ).fetchall()
-    found: dict[str, Steps] = {}
+    steps_by_run: dict[str, Steps] = {}
     for name, step, metrics in rows:
-        assert step not in found.setdefault(name, {}), (name, step)
-        found[name][step] = json.loads(metrics)
-    return found
+        assert step not in steps_by_run.setdefault(name, {}), (name, step)
+        steps_by_run[name][step] = json.loads(metrics)
+    return steps_by_run
 
 
 def wandb_offline(run_dir: Path) -> list[tuple[str, Steps]]:
     """(run id, steps) of each process's files, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found: list[tuple[str, Steps]] = []
+    runs_with_steps: list[tuple[str, Steps]] = []
     for path in sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb")):
         steps: Steps = {}
         for data in _records(path.read_bytes()):
@@ -52,8 +52,8 @@ def wandb_offline(run_dir: Path) -> list[tuple[str, Steps]]:
                 values = {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
                 assert step not in steps
                 steps[step] = values
-        found.append((path.stem.removeprefix("run-"), steps))
-    return found
+        runs_with_steps.append((path.stem.removeprefix("run-"), steps))
+    return runs_with_steps
 
 
 def mlflow_variables(folder: Path) -> dict[str, str]:
@@ -86,7 +86,7 @@ def mlflow(address: str, project: str) -> dict[str, Steps]:
 
 def _records(data: bytes) -> Iterator[bytes]:
     """The records of a LevelDB log, as W&B writes one, up to where a kill cut it."""
-    at, whole = HEADER, b""  # the file has a header of its own, as long as a record's
+    at, record = HEADER, b""  # the file has a header of its own, as long as a record's
     while at + HEADER <= len(data):
         if (rest := BLOCK - at % BLOCK) < HEADER:
             at += rest
@@ -96,6 +96,6 @@ def _records(data: bytes) -> Iterator[bytes]:
         if kind == 0 or len(part) < length:
             return
         at += HEADER + length
-        whole = part if kind in (1, 2) else whole + part
+        record = part if kind in (1, 2) else record + part
         if kind in (1, 4):
-            yield whole
+            yield record

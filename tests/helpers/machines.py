@@ -20,10 +20,10 @@ EAGER = {"RAY_worker_niceness": "0"}  # as in a cluster that a run makes for its
 
 def run(*words: str) -> str:
     """Runs a command; what it says where it fails is the error's text."""
-    found = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
-    if found.returncode:
-        raise OSError(f"{' '.join(words)}: {(found.stderr or found.stdout).strip()}")
-    return found.stdout
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if completed.returncode:
+        raise OSError(f"{' '.join(words)}: {(completed.stderr or completed.stdout).strip()}")
+    return completed.stdout
 
 
 class Machine:
@@ -46,17 +46,17 @@ class Machine:
         words = [*ray, "--node-ip-address", self.address, "--num-cpus", "2"]
         words += [] if head else ["--include-dashboard", "false"]
         end = time.monotonic() + SECONDS
-        while (told := self._started(words)) is not None:  # Ray gives itself 30 seconds
-            assert time.monotonic() < end, told
+        while (failure := self._started(words)) is not None:  # Ray gives itself 30 seconds
+            assert time.monotonic() < end, failure
             self.switch_off()
 
     def _started(self, words: list[str]) -> str | None:
         """What was said where it did not start."""
-        found = subprocess.run(
+        completed = subprocess.run(
             [*self.inside, *words], env=environment(self.mark) | OPEN | EAGER, capture_output=True,
             text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
-        return found.stdout + found.stderr if found.returncode else None
+        return completed.stdout + completed.stderr if completed.returncode else None
 
     def processes(self) -> list[int]:
         """Everything that runs there."""
@@ -99,20 +99,20 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
     both = [Machine(f"{name}{n}", f"10.213.7.{n + 1}", mark) for n in range(2)]
     cables = [f"{name}v{n}" for n in range(2)]
     try:
-        for one in both:
-            run("ip", "netns", "add", one.name)
+        for machine in both:
+            run("ip", "netns", "add", machine.name)
         run(
             "ip", "link", "add", cables[0], "netns", both[0].name, "type", "veth",
             "peer", "name", cables[1], "netns", both[1].name,
         )  # fmt: skip
-        for one, cable in zip(both, cables, strict=True):
-            run(*one.inside, "ip", "address", "add", f"{one.address}/24", "dev", cable)
-            run(*one.inside, "ip", "link", "set", cable, "up")
-            run(*one.inside, "ip", "link", "set", "lo", "up")
+        for machine, cable in zip(both, cables, strict=True):
+            run(*machine.inside, "ip", "address", "add", f"{machine.address}/24", "dev", cable)
+            run(*machine.inside, "ip", "link", "set", cable, "up")
+            run(*machine.inside, "ip", "link", "set", "lo", "up")
         yield both[0], both[1]
     finally:
-        for one in both:
-            if (Path("/var/run/netns") / one.name).exists():
-                one.switch_off()
-                run("ip", "netns", "del", one.name)
+        for machine in both:
+            if (Path("/var/run/netns") / machine.name).exists():
+                machine.switch_off()
+                run("ip", "netns", "del", machine.name)
         assert left_of(mark) == []

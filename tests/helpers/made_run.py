@@ -117,8 +117,8 @@ def made_run(
     recipe = load_recipe(RECIPES / "gsm8k_grpo.toml", ["--run_dir", str(path), *overrides])
     (path / "init").mkdir(parents=True)
     TOKENIZER.save(str(path / "init" / "tokenizer.json"))
-    told = {"recipe": recipe.dump(), "versions": {"postgrad": "0", "python": "3"}}
-    (path / "recipe.json").write_text(json.dumps(told), "utf-8")
+    recipe_record = {"recipe": recipe.dump(), "versions": {"postgrad": "0", "python": "3"}}
+    (path / "recipe.json").write_text(json.dumps(recipe_record), "utf-8")
     plan = {"memory": {"peak_bytes": 2**31, "phases": {"update": 2**31}, "roles": {}}}
     (path / "plan.json").write_text(json.dumps({"plans": [{}, {"after_step": 2, **plan}]}))
     logs = Logs(path)

@@ -121,12 +121,12 @@ LARGEST = 5_000_000  # weights of a tiny model: a size that SIZES does not name 
 def config_of(kind: str, vocabulary: int) -> Any:
     """A config of a type with small sizes, those that it has a key for."""
     plain = AutoConfig.for_model(kind, **FIRST.get(kind, {}))
-    known = plain.to_dict()
+    known_sizes = plain.to_dict()
     names = getattr(plain, "attribute_map", {})
     sizes = {**SIZES, **MORE.get(kind, {}), "vocab_size": vocabulary}
     sizes["vocab_size_per_layer_input"] = vocabulary
     chosen = {names.get(key, key): size for key, size in sizes.items()}
-    chosen = {key: size for key, size in chosen.items() if key in known}
+    chosen = {key: size for key, size in chosen.items() if key in known_sizes}
     chosen |= {key: value for key, value in MORE.get(kind, {}).items() if key not in names}
     chosen |= FIRST.get(kind, {})
     return AutoConfig.for_model(

@@ -57,7 +57,7 @@ def blocks() -> tuple[Block, ...]:
 
 
 def _of_page(path: Path) -> list[Block]:
-    page, found = str(path.relative_to(ROOT)), []
+    page, page_blocks = str(path.relative_to(ROOT)), []
     lines = path.read_text("utf-8").splitlines()
     at = 0
     while at < len(lines):
@@ -68,29 +68,29 @@ def _of_page(path: Path) -> list[Block]:
             while not lines[end].strip().startswith("```"):
                 end += 1
             text = textwrap.dedent("\n".join(lines[at + 1 : end]))
-            found.append(Block(page, at + 2, fence[2], text))
+            page_blocks.append(Block(page, at + 2, fence[2], text))
             end += 1
         elif indented:
             while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
                 end += 1
             text = textwrap.dedent("\n".join(lines[at:end])).strip("\n")
-            found.append(Block(page, at + 1, "", text))
+            page_blocks.append(Block(page, at + 1, "", text))
         at = end
-    return found
+    return page_blocks
 
 
 @cache
 def commands() -> tuple[Command, ...]:
     """Every command of the shell blocks, those of ours in other blocks, and those in sentences."""
-    found: list[Command] = []
+    typed_commands: list[Command] = []
     for block in blocks():
         joined = re.sub(r"\\\n\s*", " ", block.text)
         for line in joined.splitlines():
             text = re.sub(r"(^|\s+)#.*", "", line).removeprefix("$ ").strip()
             typed = block.language != "console" or line.startswith("$ ")
             if text and typed and (block.language in SHELLS or _is_ours(block, text)):
-                found.append(_command(str(block), text, shown=True))
-    return (*found, *_in_sentences(), *_in_recipes())
+                typed_commands.append(_command(str(block), text, shown=True))
+    return (*typed_commands, *_in_sentences(), *_in_recipes())
 
 
 def _is_ours(block: Block, text: str) -> bool:
@@ -98,21 +98,23 @@ def _is_ours(block: Block, text: str) -> bool:
 
 
 def _in_sentences() -> list[Command]:
-    found: list[Command] = []
+    quoted_commands: list[Command] = []
     for page in PAGES:
         text = page.read_text("utf-8")
         for block in re.findall(r"(?ms)^```.*?^```", text):
             text = text.replace(block, "\n" * block.count("\n"))
         for match in re.finditer(r"`(postgrad [a-z][^`]*)`", text):
             line = text.count("\n", 0, match.start()) + 1
-            told = " ".join(match[1].split())
-            found.append(_command(f"{page.relative_to(ROOT)}:{line}", told, shown=False))
-    return found
+            quoted = " ".join(match[1].split())
+            quoted_commands.append(
+                _command(f"{page.relative_to(ROOT)}:{line}", quoted, shown=False)
+            )
+    return quoted_commands
 
 
 def _in_recipes() -> list[Command]:
     """What the comments of the shipped recipes tell to type; a command may go on over lines."""
-    found: list[Command] = []
+    recipe_commands: list[Command] = []
     for path in sorted((ROOT / "recipes").rglob("*.toml")):
         lines = iter(enumerate(path.read_text("utf-8").splitlines(), 1))
         for number, line in lines:
@@ -120,8 +122,10 @@ def _in_recipes() -> list[Command]:
                 typed = match[1]
                 while typed.endswith("\\"):
                     typed = typed[:-1] + next(lines)[1].lstrip("# ")
-                found.append(_command(f"{path.relative_to(ROOT)}:{number}", typed, shown=True))
-    return found
+                recipe_commands.append(
+                    _command(f"{path.relative_to(ROOT)}:{number}", typed, shown=True)
+                )
+    return recipe_commands
 
 
 def _command(at: str, text: str, shown: bool) -> Command:

@@ -23,7 +23,7 @@ def pairwise(
     wanted = set[Pair]().union(*(pairs for _, pairs in possible))
     missing, taken = set(wanted), list[Row]()
     while missing:
-        best, pairs = max(possible, key=lambda one: len(one[1] & missing))
+        best, pairs = max(possible, key=lambda row: len(row[1] & missing))
         missing -= pairs
         taken.append(best)
     return taken, wanted

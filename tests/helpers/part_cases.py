@@ -87,9 +87,12 @@ def write_model(case: Parts, folder: Path) -> Path:
     return folder / f"{case.name}-adapter"
 
 
-def load(case: Parts, path: Path, ranks: Ranks, *, whole: bool) -> Backbone:
+def load(case: Parts, path: Path, ranks: Ranks, *, unsharded: bool) -> Backbone:
     """The backbone of a case, divided. whole: every rank loads all of the model first."""
-    how: dict[str, Any] = {"dtype": getattr(torch, case.dtype), "ranks": ALONE if whole else ranks}
+    how: dict[str, Any] = {
+        "dtype": getattr(torch, case.dtype),
+        "ranks": ALONE if unsharded else ranks,
+    }
     source = load_score_model if case.kind == "reward" else load_model
     backbone = Backbone(source(str(path), **how).lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     if case.lora:

@@ -30,24 +30,24 @@ def postgrad(*words: str, before: Sequence[str] = (), extra: dict[str, str] | No
     """Runs a command to its end. before: words in front of the interpreter."""
     mark = uuid.uuid4().hex
     command = [*before, sys.executable, "-m", "postgrad", *words]
-    found = subprocess.run(
+    completed = subprocess.run(
         command, env=environment(mark) | (extra or {}), capture_output=True, text=True,
         timeout=SECONDS, check=False,
     )  # fmt: skip
-    told = [line for line in found.stderr.splitlines() if line.startswith("postgrad: ")]
-    return Ended(found.returncode, told[-1] if told else found.stderr[-2000:], mark)
+    messages = [line for line in completed.stderr.splitlines() if line.startswith("postgrad: ")]
+    return Ended(completed.returncode, messages[-1] if messages else completed.stderr[-2000:], mark)
 
 
 def left_of(mark: str) -> list[str]:
     """The command lines of processes with this mark."""
-    found: list[str] = []
+    commands: list[str] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                commands.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:  # it has ended meanwhile, or is not ours
             continue
-    return found
+    return commands
 
 
 def all_gone(mark: str) -> list[str]:

@@ -85,7 +85,7 @@ def train(machine: Machine, recipe: Path, run: Path, fault: Fault) -> bool:
     """Whether the run ended; False: it was killed. Whatever else becomes of it is an error."""
     words = ["train", str(recipe), "--run_dir", str(run), "--quiet"]
     ended = machine.call("postgrad.cli.main:main", [words], run, fault)
-    assert ended.status in (0, -9), ended.told
+    assert ended.status in (0, -9), ended.message
     return ended.status == 0
 
 

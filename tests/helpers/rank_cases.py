@@ -219,28 +219,30 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     return PolicyLearner(backbone, all_settings, 100)
 
 
-def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
+def other(case: Case, learner_of_case: Learner[Any], ranks: Ranks) -> Any:
     """Another role beside the learner: under its adapter, or on weights of its own."""
     if case.lora:
-        assert isinstance(one, PolicyLearner | ScoreLearner)
-        return one.under_adapter()
+        assert isinstance(learner_of_case, PolicyLearner | ScoreLearner)
+        return learner_of_case.under_adapter()
     backbone = backbone_of(case, model(case))
     backbone.lm.requires_grad_(False)
     if case.kind == "reward":
         backbone.divide(ranks, "zero3" if case.stage == "zero3" else "none", offload=case.offload)
         return ScoreRole(backbone, "at")
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
-    return MovingReference(backbone, 1.0, refresh_steps=0, ema_decay=0.9, policy=one.weights())
+    return MovingReference(
+        backbone, 1.0, refresh_steps=0, ema_decay=0.9, policy=learner_of_case.weights()
+    )
 
 
-def gathered(one: Learner[Any]) -> dict[str, torch.Tensor]:
+def gathered(trained_learner: Learner[Any]) -> dict[str, torch.Tensor]:
     """The whole weights and their average."""
-    pieces = one.optimizer.pieces
-    found = {n: whole_tensor(t, pieces[n]).clone() for n, t in one.weights().items()}
-    assert one.average is not None
-    for name, tensor in one.average.weights.items():
-        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name]).clone()
-    return found
+    pieces = trained_learner.optimizer.pieces
+    tensors = {n: whole_tensor(t, pieces[n]).clone() for n, t in trained_learner.weights().items()}
+    assert trained_learner.average is not None
+    for name, tensor in trained_learner.average.weights.items():
+        tensors[f"ema.{name}"] = whole_tensor(tensor, pieces[name]).clone()
+    return tensors
 
 
 def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
@@ -249,36 +251,36 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
         if case.grid is not None and ranks.size > 1:
             ranks = ranks.arranged(case.grid)
         linear.LARGE_WEIGHT = 2**8 if case.large and ranks.size > 1 else LARGE
-        one, how = learner(case, ranks), algorithm(case)
-        beside = other(case, one, ranks) if case.beside else None
+        policy, how = learner(case, ranks), algorithm(case)
+        beside = other(case, policy, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}
         for number in range(case.updates):
             drawn = experience(case, number)
-            result = one.update(Update(drawn, np.arange(len(drawn))), how).result()
+            result = policy.update(Update(drawn, np.arange(len(drawn))), how).result()
             for name, value in result.metrics.items():
                 numbers[f"metric.{number}.{name}"] = torch.tensor(value)
             numbers[f"output.{number}"] = torch.from_numpy(result.outputs.copy())
             if isinstance(beside, MovingReference):
-                assert isinstance(one, PolicyLearner)
-                beside.after_step(number, one)
-        if isinstance(one, PolicyLearner):
-            said = one.logprobs(experience(case, 99).sequences).result()
-            numbers["logprobs"] = torch.from_numpy(said.values.copy())
+                assert isinstance(policy, PolicyLearner)
+                beside.after_step(number, policy)
+        if isinstance(policy, PolicyLearner):
+            logprobs = policy.logprobs(experience(case, 99).sequences).result()
+            numbers["logprobs"] = torch.from_numpy(logprobs.values.copy())
         if beside is not None:
             sequences = experience(case, 98).sequences
-            told = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
-            numbers["beside"] = torch.from_numpy(told(sequences).result().values.copy())
-        weights = gathered(one)
-        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.hub_weights()}
+            read_role = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
+            numbers["beside"] = torch.from_numpy(read_role(sequences).result().values.copy())
+        weights = gathered(policy)
+        merged = {f"whole.{name}": tensor.clone() for name, tensor in policy.hub_weights()}
         if ranks.rank == 0:
             save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")
 
 
-def distance(name: str, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+def distance(name: str, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     """Relative norm of the difference of all tensors whose name begins so."""
-    names = [n for n in one if n.startswith(name)]
+    names = [n for n in first if n.startswith(name)]
     assert names
-    assert one.keys() == two.keys()
-    pairs = [(one[n].double().nan_to_num(), two[n].double().nan_to_num()) for n in names]
+    assert first.keys() == second.keys()
+    pairs = [(first[n].double().nan_to_num(), second[n].double().nan_to_num()) for n in names]
     apart = sum(float((a - b).square().sum()) for a, b in pairs)
     return (apart / sum(float(a.square().sum()) for a, _ in pairs)) ** 0.5

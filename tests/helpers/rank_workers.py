@@ -32,7 +32,7 @@ class Misbehaving:
     def __init__(self, greeting: str) -> None:
         self._greeting = greeting
         self._rank = -1
-        self._said: list[Any] = []
+        self._values: list[Any] = []
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         self._rank = rank
@@ -41,8 +41,8 @@ class Misbehaving:
         return f"{self._greeting} {name} from {self._rank}"
 
     def remember(self, value: Any) -> list[Any]:
-        self._said.append(value)
-        return list(self._said)
+        self._values.append(value)
+        return list(self._values)
 
     def fail(self, rank: int) -> None:
         if self._rank == rank:
@@ -114,9 +114,9 @@ class Meeting:
 
     def computes(self, seconds: float) -> None:
         """For so long by the clock, whatever the machine is busy with."""
-        end, one = time.monotonic() + seconds, torch.ones(64, 64)
+        end, matrix = time.monotonic() + seconds, torch.ones(64, 64)
         while time.monotonic() < end:
-            torch.mm(one, one)
+            torch.mm(matrix, matrix)
 
     def keeps_the_interpreter(self, seconds: float) -> None:
         """Computes too, and lets no other thread say so: each power takes a second or so."""

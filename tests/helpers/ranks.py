@@ -68,9 +68,9 @@ def run_ranks(
     for process in left:
         process.kill()
         process.join()
-    told = [path.read_text() for path in sorted(folder.glob("failed-*"))]
+    failures = [path.read_text() for path in sorted(folder.glob("failed-*"))]
     codes = [process.exitcode for process in processes]
-    assert not told, "\n".join([f"exit codes: {codes}", *told])
+    assert not failures, "\n".join([f"exit codes: {codes}", *failures])
     assert not left, f"{len(left)} of {size} ranks did not end"
     assert codes == [0] * size
 

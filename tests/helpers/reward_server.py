@@ -48,14 +48,17 @@ class FakeModel:
     batches: list[list[list[int]]] = field(default_factory=list)
 
     def score(self, sequences: Sequence[NDArray[np.int32]], images: Any) -> NDArray[np.float64]:
-        self.batches.append([one.tolist() for one in sequences])
+        self.batches.append([token_ids.tolist() for token_ids in sequences])
         self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(100)
         time.sleep(self.seconds)
-        if any(one[0] == POISON for one in sequences):
+        if any(token_ids[0] == POISON for token_ids in sequences):
             raise RuntimeError("secret text of a request")
-        values = [np.nan if one[0] == NAN else score_of(one.tolist()) for one in sequences]
+        values = [
+            np.nan if token_ids[0] == NAN else score_of(token_ids.tolist())
+            for token_ids in sequences
+        ]
         return np.array(values, np.float64)
 
 
@@ -78,46 +81,49 @@ class Running:
         """(status, JSON or text, headers) of one request. body: bytes as they are, else JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"Content-Type": "application/json"} | headers
-        connection.request(method or ("GET" if data is None else "POST"), path, data, given)
+        all_headers = {"Content-Type": "application/json"} | headers
+        connection.request(method or ("GET" if data is None else "POST"), path, data, all_headers)
         with connection.getresponse() as reply:
             text = reply.read().decode()
-            found = {name.lower(): value for name, value in reply.getheaders()}
+            reply_headers = {name.lower(): value for name, value in reply.getheaders()}
         connection.close()
-        as_json = found.get("content-type") == "application/json"
-        return reply.status, json.loads(text) if as_json and text else text, found
+        as_json = reply_headers.get("content-type") == "application/json"
+        return reply.status, json.loads(text) if as_json and text else text, reply_headers
 
     def scores(self, *inputs: Any, **headers: str) -> tuple[int, Any]:
         """(status, JSON) of a request for scores; an input that is a list is token ids."""
-        named = [{"token_ids": one} if isinstance(one, list) else one for one in inputs]
+        named = [
+            {"token_ids": prompt_input} if isinstance(prompt_input, list) else prompt_input
+            for prompt_input in inputs
+        ]
         return self.ask("/score", {"inputs": named}, **headers)[:2]
 
     def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
         """What comes back on a socket that sends `parts` with pauses, until it is closed. A Host
         OWN is this server's.
         """
-        own = f"Host: 127.0.0.1:{self.port}\r\n".encode()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as one:
+        host_header = f"Host: 127.0.0.1:{self.port}\r\n".encode()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             for part in parts:
                 try:
-                    one.sendall(part.replace(b"Host: OWN\r\n", own))
+                    connection.sendall(part.replace(b"Host: OWN\r\n", host_header))
                 except (BrokenPipeError, ConnectionResetError):
                     break
                 time.sleep(pause)
-            found = b""
+            received = b""
             try:
-                while chunk := one.recv(65536):
-                    found += chunk
+                while chunk := connection.recv(65536):
+                    received += chunk
             except ConnectionResetError:
                 pass
-        return found
+        return received
 
     def metric(self, name: str, labels: str = "") -> float:
         """A line of the metrics page; 0 where it is not there."""
         text = self.ask("/metrics")[1]
         start = f"postgrad_reward_{name}{labels} "
-        found = [line for line in text.splitlines() if line.startswith(start)]
-        return float(found[0].removeprefix(start)) if found else 0.0
+        samples = [line for line in text.splitlines() if line.startswith(start)]
+        return float(samples[0].removeprefix(start)) if samples else 0.0
 
 
 @contextmanager

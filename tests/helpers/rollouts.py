@@ -101,9 +101,9 @@ class Chosen:
         self._done: list[ScoredGroup] = []
 
     def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        given = [self._reward(prompt.ticket, rollout.sample) for rollout in rollouts]
-        total = np.array([np.nan if one is None else one for one in given])
-        kept = np.array([one is not None for one in given])
+        sample_rewards = [self._reward(prompt.ticket, rollout.sample) for rollout in rollouts]
+        total = np.array([np.nan if reward is None else reward for reward in sample_rewards])
+        kept = np.array([reward is not None for reward in sample_rewards])
         rewards = {"r": total}
         if self._length is not None:
             shaped = [self._length(prompt.ticket, rollout.sample) for rollout in rollouts]

@@ -45,12 +45,12 @@ def tensors(run_dir: str, step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def assert_same_run(one: Recipe, two: Recipe, step: int) -> None:
-    a, b = tensors(one.run_dir, step), tensors(two.run_dir, step)
+def assert_same_run(first_recipe: Recipe, second_recipe: Recipe, step: int) -> None:
+    a, b = tensors(first_recipe.run_dir, step), tensors(second_recipe.run_dir, step)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "eval_samples.jsonl"):
-        first, second = Path(one.run_dir) / file, Path(two.run_dir) / file
+        first, second = Path(first_recipe.run_dir) / file, Path(second_recipe.run_dir) / file
         assert has_lines(first) == has_lines(second)
         if has_lines(first):
             assert timeless(first) == timeless(second)
@@ -60,10 +60,10 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, kind: type, steps: int) -> None:
     """The process dies in the middle of the step after `steps`: its samples are logged, its weights
     have moved, nothing of it is saved.
     """
-    whole = kind.step
+    original_step = kind.step
 
     def step(self: Any, state: RunState) -> Any:
-        result = whole(self, state)
+        result = original_step(self, state)
         if state.step == steps:
             raise Killed
         return result

@@ -58,10 +58,10 @@ def save(root: str, step: int, best: int, keep_steps: int = 0) -> int:
 
 def loads(root: Path, step: int) -> bool:
     """True where the newest whole checkpoint is that of `step`, with all it should hold."""
-    found = store_in(root).load()
-    assert found.skipped == ()
-    assert found.state == state(found.step, found.state.best.step if found.state.best else 0)
-    for stem, named in tensors(found.step).items():
-        for name, tensor in found.tensors(stem).items():
+    loaded = store_in(root).load()
+    assert loaded.skipped == ()
+    assert loaded.state == state(loaded.step, loaded.state.best.step if loaded.state.best else 0)
+    for stem, named in tensors(loaded.step).items():
+        for name, tensor in loaded.tensors(stem).items():
             assert torch.equal(tensor, named[name])
-    return found.step == step
+    return loaded.step == step

@@ -21,12 +21,18 @@ def group(
         Rollout(
             ticket=0,
             sample=n,
-            turns=(Turn("policy", np.arange(len(own), dtype=np.int32), np.array(own, np.float32)),),
+            turns=(
+                Turn(
+                    "policy",
+                    np.arange(len(logprobs), dtype=np.int32),
+                    np.array(logprobs, np.float32),
+                ),
+            ),
             finish_reason="stop",
-            versions=((0, len(own)),),
+            versions=((0, len(logprobs)),),
             text=texts[n] if texts else str(n),
         )
-        for n, own in enumerate(costs)
+        for n, logprobs in enumerate(costs)
     )
     return ScoredGroup(
         prompt=Prompt(0, np.zeros(1, np.int32), "question", answer, "made", 0),

@@ -66,7 +66,7 @@ class OnProcesses(Divided):
         none.
         """
         pair, half = divmod(rank, 2)
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         for name, tensor in self._tensors.items():
             each = -(-len(tensor) // (self._ranks // 2))
             start = min(len(tensor), pair * each)
@@ -74,10 +74,10 @@ class OnProcesses(Divided):
             if held.ndim == 2:
                 width = -(-held.shape[1] // 2)
                 held = held[:, half * width : (half + 1) * width]
-                found[name] = Part(held, tuple(tensor.shape), (start, half * width))
+                parts[name] = Part(held, tuple(tensor.shape), (start, half * width))
             elif half == 0:
-                found[name] = Part(held, tuple(tensor.shape), (start,))
-        return found
+                parts[name] = Part(held, tuple(tensor.shape), (start,))
+        return parts
 
 
 def save(root: str, step: int, best: int, ranks: int) -> int:

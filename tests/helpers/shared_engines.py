@@ -70,8 +70,8 @@ class Shared:
                 kills = dies.get(number, later) if lives[number] == 1 else later
                 if kills("start", lives[number]):
                     raise RunError("1 of 1 rollout workers did not start")
-                own = first.get(number, recipe) if lives[number] == 1 else recipe
-                worker = EngineWorker(own.dump(), context.choices)
+                worker_recipe = first.get(number, recipe) if lives[number] == 1 else recipe
+                worker = EngineWorker(worker_recipe.dump(), context.choices)
                 with LOADING:
                     worker.build(path, self.choices, 8, 32, str(folder))
                 return FakeWorkers(worker, kills)

@@ -67,15 +67,15 @@ def kernels() -> list[dict[str, Any]]:
     """Triton's kernels that were loaded, with what ptxas says: registers of a thread, bytes of its
     frame (`local`, where spilled registers lie), bytes of shared memory that a launch asked for.
     """
-    found: list[dict[str, Any]] = []
+    kernels_by_name: list[dict[str, Any]] = []
 
     def each(name: bytes, *numbers: int) -> None:
         resources = ("registers", "local", "shared", "launches")
-        found.append({"name": name.decode()} | dict(zip(resources, numbers, strict=True)))
+        kernels_by_name.append({"name": name.decode()} | dict(zip(resources, numbers, strict=True)))
 
     listed = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *3 * (ctypes.c_int,), ctypes.c_long)(each)
     ctypes.CDLL("libcuda.so.1").stub_kernels(listed)
-    return found
+    return kernels_by_name
 
 
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_long, ctypes.c_char_p)
@@ -88,7 +88,7 @@ def traced(events: Event, depth: int = 3, within: str = SOURCES) -> Iterator[Cou
     lines of Python in files whose path has `within`. What autograd's own threads ask has the lines
     of the thread that called this.
     """
-    found: Counter[str] = Counter()
+    event_counts: Counter[str] = Counter()
     here = threading.get_ident()
 
     def lines(thread: int) -> list[str]:
@@ -100,13 +100,13 @@ def traced(events: Event, depth: int = 3, within: str = SOURCES) -> Iterator[Cou
             f"{Path(each.filename).name}:{each.lineno}" for each in within_it[: -depth - 1 : -1]
         ]
 
-    def told(event: int, size: int, name: bytes | None) -> None:
+    def record_event(event: int, size: int, name: bytes | None) -> None:
         of_python = lines(threading.get_ident()) or lines(here)
-        found[f"{Event(event).name} {(name or b'').decode()}: {' < '.join(of_python)}"] += 1
+        event_counts[f"{Event(event).name} {(name or b'').decode()}: {' < '.join(of_python)}"] += 1
 
-    hook = _HOOK(told)
+    hook = _HOOK(record_event)
     STUB.stub_hook(hook, int(events))
     try:
-        yield found
+        yield event_counts
     finally:
         STUB.stub_hook(None, 0)

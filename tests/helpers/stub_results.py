@@ -32,15 +32,15 @@ class Results:
         """
         if self.file is None:
             return
-        known = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
-        of_torch = known.setdefault(self.versions["torch"], {})
+        results = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
+        of_torch = results.setdefault(self.versions["torch"], {})
         of_torch["versions"] = self.versions
         entry = {**self.source, "measured": measured}
         if case is None:
             of_torch[kind] = entry
         else:
             of_torch.setdefault(kind, {})[case] = entry
-        ordered = {version: known[version] for version in sorted(known)}
+        ordered = {version: results[version] for version in sorted(results)}
         self.file.write_text(text_of(ordered, 3) + "\n", "utf-8")
 
 
@@ -49,8 +49,8 @@ def source_of(arguments: Sequence[str]) -> dict[str, str]:
     commit = _git("rev-parse", "--short", "HEAD").strip()
     changed = _git("status", "--porcelain", "--", *MEASURED_BY, f":!{OWN}")
     # By file: which of its tests is said by the entry's name. Folders of a machine say nothing.
-    said = (argument for argument in arguments if not argument.startswith("--basetemp"))
-    files = dict.fromkeys(argument.split("::")[0] for argument in said)
+    stable_arguments = (argument for argument in arguments if not argument.startswith("--basetemp"))
+    files = dict.fromkeys(argument.split("::")[0] for argument in stable_arguments)
     return {
         "commit": f"{commit} and changes" if changed else commit,
         "date": datetime.now(UTC).date().isoformat(),

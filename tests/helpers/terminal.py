@@ -16,22 +16,24 @@ import pyte
 
 
 class Terminal:
-    """Runs `command` until the block is left. said: every byte that it wrote."""
+    """Runs `command` until the block is left. output: every byte that it wrote."""
 
     def __init__(
         self, command: Sequence[str], columns: int = 100, rows: int = 40, **env: str
     ) -> None:
-        self.said = b""
+        self.output = b""
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._process, self._handle = pty.fork()
         if self._process == 0:
             size = struct.pack("HHHH", rows, columns, 0, 0)
             fcntl.ioctl(1, termios.TIOCSWINSZ, size)
-            own = ("NO_COLOR", "COLUMNS", "LINES")  # workers of pytest-xdist have them
-            known = {name: value for name, value in os.environ.items() if name not in own}
-            known |= {"TERM": "xterm", "PYTHONUTF8": "1"} | env
-            os.execvpe(command[0], [*command], known)
+            controlled = ("NO_COLOR", "COLUMNS", "LINES")  # workers of pytest-xdist have them
+            environment = {
+                name: value for name, value in os.environ.items() if name not in controlled
+            }
+            environment |= {"TERM": "xterm", "PYTHONUTF8": "1"} | env
+            os.execvpe(command[0], [*command], environment)
         self._code: int | None = None
 
     def __enter__(self) -> Self:
@@ -56,9 +58,9 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._handle, keys.encode())
 
-    def wait_for(self, what: str | Callable[[list[str]], bool], seconds: float = 120.0) -> None:
+    def wait_for(self, wanted: str | Callable[[list[str]], bool], seconds: float = 120.0) -> None:
         """Until a text, or whatever `what` looks for, is on the screen."""
-        seen = what if callable(what) else lambda lines: any(what in line for line in lines)
+        seen = wanted if callable(wanted) else lambda lines: any(wanted in line for line in lines)
         deadline = time.monotonic() + seconds
         while not seen(self.lines):
             if not self._read(deadline - time.monotonic()):
@@ -82,6 +84,6 @@ class Terminal:
             data = os.read(self._handle, 65536)
         except OSError:  # EIO: the other end is closed
             return False
-        self.said += data
+        self.output += data
         self._stream.feed(data)
         return bool(data)

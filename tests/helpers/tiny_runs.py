@@ -119,15 +119,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> MakeRecipe:
     """trained("rl", **sections): the recipe of a run that was never disturbed. Tests with the same
     sections share it: change nothing in its folder, and ask for it before you patch anything.
     """
-    made: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
 
     def run(job: str, **changes: Any) -> Recipe:
         key = json.dumps([job, changes], sort_keys=True)
-        if key not in made:
+        if key not in recipes:
             recipe = recipe_in(tmp_path_factory.mktemp("trained"), job, "run", changes)
             train(recipe, Console("quiet"))
-            made[key] = recipe
-        return made[key]
+            recipes[key] = recipe
+        return recipes[key]
 
     return run
 
@@ -135,15 +135,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> MakeRecipe:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
     """models(seed): the directory of a fresh model with the tokenizer of all of them."""
-    made: dict[int, str] = {}
+    paths: dict[int, str] = {}
 
     def model(seed: int) -> str:
-        if seed not in made:
+        if seed not in paths:
             path = tmp_path_factory.mktemp("fresh") / f"model-{seed}"
             init = {**MODEL["init"], "initializer_range": 0.2}
             make_fresh(ModelInit.model_validate(init), [], seed, path)
-            made[seed] = str(path)
-        return made[seed]
+            paths[seed] = str(path)
+        return paths[seed]
 
     return model
 

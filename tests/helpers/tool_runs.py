@@ -42,10 +42,10 @@ def model_of(family: str, folder: Path) -> tuple[str, Any]:
         {**MODEL["init"], "max_position_embeddings": 1024,
          "tokenizer": {"kind": "bpe", "vocab_size": 600}}
     )  # fmt: skip
-    made = _bpe(init.tokenizer, [json.dumps(load_tool("calculator").schema)] * 9)
-    made.add_special_tokens([PAD, end, *others])
+    backend = _bpe(init.tokenizer, [json.dumps(load_tool("calculator").schema)] * 9)
+    backend.add_special_tokens([PAD, end, *others])
     tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=end, pad_token=PAD, chat_template=template,
+        tokenizer_object=backend, eos_token=end, pad_token=PAD, chat_template=template,
         additional_special_tokens=others, clean_up_tokenization_spaces=False,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -39,9 +39,9 @@ def serve(shim: ctypes.CDLL) -> None:
 
 def _call(shim: ctypes.CDLL, request: dict[str, Any]) -> int:
     os.setsid()
-    told = os.open(request["told"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = os.open(request["told"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for standard in (1, 2):
-        os.dup2(told, standard)
+        os.dup2(descriptor, standard)
     module, _, name = request["call"].partition(":")
     function = getattr(importlib.import_module(module), name)
     shim.fault_arm(
@@ -73,7 +73,7 @@ def _let_end(group: int) -> None:
             os.killpg(group, 0)
         except ProcessLookupError:
             return
-        running = [one for one in psutil.process_iter() if _runs_in(one, group)]
+        running = [process for process in psutil.process_iter() if _runs_in(process, group)]
         if not running:  # ended, and nobody has asked how
             return
         time.sleep(0.005)

@@ -19,12 +19,12 @@ def keys_of(layout: Layout) -> np.ndarray:
 
 def paths_and_keys(layout: Layout) -> dict[tuple[int, ...], int]:
     """Every prefix of every sequence and the key of its last row."""
-    keys, found = keys_of(layout), {}
+    keys, paths = keys_of(layout), {}
     for segment in range(len(layout.parent)):
         rows = layout.path_rows(segment)
         path = layout.token_ids[rows].tolist()
-        found |= {tuple(path[: i + 1]): int(keys[row]) for i, row in enumerate(rows)}
-    return found
+        paths |= {tuple(path[: i + 1]): int(keys[row]) for i, row in enumerate(rows)}
+    return paths
 
 
 @given(groups=token_groups, min_shared=st.integers(1, 9))

@@ -35,9 +35,11 @@ def test_a_loss_token_in_a_shared_prefix_is_an_entry_of_every_sequence(make_sequ
 
 
 def test_loss_on_a_first_token_is_refused():
-    one = Sequences(Ragged.of([[1, 2]], np.int32), Ragged.of([[True, True]]), np.zeros(1, np.int64))
+    sequences = Sequences(
+        Ragged.of([[1, 2]], np.int32), Ragged.of([[True, True]]), np.zeros(1, np.int64)
+    )
     with pytest.raises(ValueError, match="nothing predicts"):
-        lay_out(one, np.arange(1))
+        lay_out(sequences, np.arange(1))
 
 
 @given(groups=token_groups, min_shared=st.integers(1, 9))

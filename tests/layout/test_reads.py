@@ -59,10 +59,10 @@ def test_it_is_one_row_further_on_the_path_than_the_state_before(
 
 
 def test_a_sequence_of_one_token_can_be_scored_but_not_predicted():
-    one = Sequences(Ragged.of([[5]], np.int32), Ragged.of([[True]]), np.zeros(1, np.int64))
-    assert lay_out(one, np.arange(1), reads="at").hidden_row.tolist() == [0]
+    sequences = Sequences(Ragged.of([[5]], np.int32), Ragged.of([[True]]), np.zeros(1, np.int64))
+    assert lay_out(sequences, np.arange(1), reads="at").hidden_row.tolist() == [0]
     with pytest.raises(ValueError, match="nothing predicts"):
-        lay_out(one, np.arange(1))
+        lay_out(sequences, np.arange(1))
 
 
 def test_a_sequence_that_is_the_opening_of_another_ends_in_the_shared_part(make_sequences):

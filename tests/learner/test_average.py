@@ -36,5 +36,5 @@ def test_a_learner_saves_and_loads_it(make_learner: Callable[..., object]) -> No
     assert list(files) == ["policy.weights", "policy.optimizer", "policy.ema"]
     files["policy.ema"] = {name: tensor + 1 for name, tensor in files["policy.ema"].items()}
     second.load(files.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
-    found = second.average.weights  # pyright: ignore[reportAttributeAccessIssue]
-    assert all(torch.equal(found[name], files["policy.ema"][name]) for name in found)
+    loaded = second.average.weights  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(torch.equal(loaded[name], files["policy.ema"][name]) for name in loaded)

@@ -19,15 +19,15 @@ def test_an_entry_has_the_values_of_its_own_token(experience, rows):
     weights = entry_weights(experience.sequences.loss_mask, ALL, "sequence")
     flat = FlatColumns(Update(experience, ALL), weights, CPU)
     layout = lay_out(experience.sequences, np.array(rows))
-    found = flat.at(layout)
+    columns = flat.at(layout)
     mask, advantages = experience.sequences.loss_mask, experience.columns["advantages"]
     expected = np.concatenate([advantages.row(row)[mask.row(row)] for row in rows])
-    got = found["columns"]["advantages"].numpy()
+    got = columns["columns"]["advantages"].numpy()
     order = np.argsort(layout.sequence, kind="stable")
     np.testing.assert_array_equal(got[order], expected)
-    counts = np.bincount(found["sequence"].numpy(), weights=found["weight"].numpy())
+    counts = np.bincount(columns["sequence"].numpy(), weights=columns["weight"].numpy())
     np.testing.assert_allclose(counts, 1 / 9, rtol=1e-6)  # a sequence's share of the update
-    assert found["n_sequences"] == len(rows)
+    assert columns["n_sequences"] == len(rows)
 
 
 def test_the_weight_of_a_token_in_a_metric_counts_computed_tokens_only(experience):
@@ -36,9 +36,9 @@ def test_the_weight_of_a_token_in_a_metric_counts_computed_tokens_only(experienc
     lengths = experience.sequences.loss_mask.sums()
     computed = lengths[experience.has_gradient].sum()
     layout = lay_out(experience.sequences, np.array([0, 1]))
-    found = FlatColumns(Update(experience, ALL), weights, CPU).at(layout)
-    np.testing.assert_allclose(found["token_weight"].numpy(), 1 / computed, rtol=1e-6)
-    np.testing.assert_allclose(found["weight"].numpy(), 1 / lengths.sum(), rtol=1e-6)
+    columns = FlatColumns(Update(experience, ALL), weights, CPU).at(layout)
+    np.testing.assert_allclose(columns["token_weight"].numpy(), 1 / computed, rtol=1e-6)
+    np.testing.assert_allclose(columns["weight"].numpy(), 1 / lengths.sum(), rtol=1e-6)
 
 
 def test_columns_in_float64_arrive_as_float32(experience):
@@ -48,15 +48,15 @@ def test_columns_in_float64_arrive_as_float32(experience):
     )
     weights = entry_weights(experience.sequences.loss_mask, ALL, "token")
     layout = lay_out(experience.sequences, ALL)
-    found = FlatColumns(Update(wide, ALL), weights, CPU).at(layout)["columns"]["returns"]
-    assert found.dtype == torch.float32
+    returned = FlatColumns(Update(wide, ALL), weights, CPU).at(layout)["columns"]["returns"]
+    assert returned.dtype == torch.float32
     expected = (column.values.astype(np.float64) / 3).astype(np.float32)[layout.column]
-    np.testing.assert_array_equal(found.numpy(), expected)
+    np.testing.assert_array_equal(returned.numpy(), expected)
 
 
 def test_an_update_without_computed_samples_divides_by_no_zero(experience):
     none = dataclasses.replace(experience, has_gradient=np.zeros(9, bool))
     weights = entry_weights(experience.sequences.loss_mask, ALL, "token")
     layout = lay_out(experience.sequences, np.array([0]))
-    found = FlatColumns(Update(none, ALL), weights, CPU).at(layout)
-    assert torch.isfinite(found["token_weight"]).all()
+    columns = FlatColumns(Update(none, ALL), weights, CPU).at(layout)
+    assert torch.isfinite(columns["token_weight"]).all()

@@ -75,7 +75,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("four")
     run_ranks(RANKS, train, folder, CASES)
     return folder
@@ -84,13 +84,18 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_four_ranks_give_what_one_gives(case: Case, alone: Path, four: Path) -> None:
-    one, many = (load_file(folder / f"{case.name}.safetensors") for folder in (alone, four))
-    for what in ("base_model." if case.lora else "model.", "ema.", "output.", "whole."):
-        assert distance(what, one, many) < 1e-4, what
+def test_four_ranks_give_what_one_gives(case: Case, alone: Path, four_ranks: Path) -> None:
+    single, many = (
+        load_file(folder / f"{case.name}.safetensors") for folder in (alone, four_ranks)
+    )
+    for prefix in ("base_model." if case.lora else "model.", "ema.", "output.", "whole."):
+        assert distance(prefix, single, many) < 1e-4, prefix
     if case.beside:
-        assert distance("beside", one, many) < 1e-4
-    for of in (one, many):  # a prompt whose answers are dealt to several ranks is computed on each
+        assert distance("beside", single, many) < 1e-4
+    for of in (
+        single,
+        many,
+    ):  # a prompt whose answers are dealt to several ranks is computed on each
         for name in [name for name in of if name.endswith("/computed_tokens")]:
             del of[name]
-    assert distance("metric.", one, many) < 1e-3
+    assert distance("metric.", single, many) < 1e-3

@@ -34,8 +34,10 @@ def branched() -> Experience:
                 opened.append(sum(map(len, ids)))
                 ids += [before, written]
                 mask += [np.zeros(len(before), bool), np.ones(len(written), bool)]
-                said = rng.integers(0, VOCABULARY, 4)
-                goes_on = [before, written, said] if place else [said, said[::-1]]
+                last_message = rng.integers(0, VOCABULARY, 4)
+                goes_on = (
+                    [before, written, last_message] if place else [last_message, last_message[::-1]]
+                )
                 before = np.concatenate(goes_on)
             tokens.append(np.concatenate(ids))
             masks.append(np.concatenate(mask))

@@ -180,13 +180,13 @@ def test_the_rows_of_a_rank_are_what_one_rank_computes(monkeypatch: pytest.Monke
         run[name] = EightBitAdamW({"w": nn.Parameter(start[part].clone())}, settings)
         for number in (1, 2, 3):
             step(run[name].weights["w"], run[name], gradient[part] / number, number)
-    whole = run["whole"]
+    single = run["whole"]
     for name, part in parts.items():
-        assert torch.equal(run[name].weights["w"], whole.weights["w"][part])
+        assert torch.equal(run[name].weights["w"], single.weights["w"][part])
         rows = part.stop - part.start
         piece = TensorPiece((7, 300), (part.start, 0), (rows, 300), sharded=True)
         for state, tensor in run[name].state["w"].items():
-            there = piece_of_state(state, piece).of(whole.state["w"][state])
+            there = piece_of_state(state, piece).of(single.state["w"][state])
             assert torch.equal(tensor, there), (name, state)
 
 

@@ -105,9 +105,9 @@ def exchanged(ranks: Ranks, folder: Path, kind: str) -> None:
     weights = numbers(10 + ranks.rank, len(chosen), 2).requires_grad_()
     outputs = experts(hidden, chosen, weights)
     (outputs * numbers(20 + ranks.rank, *outputs.shape)).sum().backward()
-    told = {"outputs": outputs.detach(), "hidden": hidden.grad, "weights": weights.grad}
-    told |= {name: parameter.grad for name, parameter in experts.named_parameters()}
-    save_file(told, folder / f"{kind}-{ranks.rank}.safetensors")  # type: ignore[arg-type]
+    tensors = {"outputs": outputs.detach(), "hidden": hidden.grad, "weights": weights.grad}
+    tensors |= {name: parameter.grad for name, parameter in experts.named_parameters()}
+    save_file(tensors, folder / f"{kind}-{ranks.rank}.safetensors")  # type: ignore[arg-type]
 
 
 def resumed(ranks: Ranks, folder: Path) -> None:
@@ -147,15 +147,15 @@ def held(ranks: Ranks) -> None:
     """Each rank has its part of every expert's weight, and no more."""
     for case, parts in ((CASES[0], 2), (CASES[1], 4), (CASES[2], 4), (CASES[5], 2)):
         policy = learner(case, ranks.arranged(case.grid or Grid()))
-        found = {name: local(p) for name, p in policy.backbone.lm.named_parameters()}
-        experts = {name: p for name, p in found.items() if ".experts." in name}
+        all_parameters = {name: local(p) for name, p in policy.backbone.lm.named_parameters()}
+        experts = {name: p for name, p in all_parameters.items() if ".experts." in name}
         assert len(experts) == 4  # of two layers
         assert {len(p) for p in experts.values()} == {4 // parts}, case
 
 
 def by_type(ranks: Ranks, folder: Path) -> None:
     """Every type with experts, on two ranks with tokens of their own, and before it was divided."""
-    told: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     for kind in refused_types()["works"]:
         config = config_of(kind, 64)
         if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not experts_of(config):
@@ -168,18 +168,18 @@ def by_type(ranks: Ranks, folder: Path) -> None:
             try:
                 cut_experts(lm, ranks)
             except UsageError as error:
-                told[kind] = str(error)
+                outcomes[kind] = str(error)
             else:
                 torch.testing.assert_close(lm(ids).logits, expected, rtol=1e-4, atol=1e-5)
-                told[kind] = "shares"
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(told))
+                outcomes[kind] = "shares"
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(outcomes))
 
 
 def both_by_type(ranks: Ranks, folder: Path) -> None:
     """Every type with experts whose attention is split over the two ranks that share the experts:
     logprobs, and gradients of the embeddings, to those of one process.
     """
-    told: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     sequences = experience(MIXTURE, 1).sequences
     layout = lay_out(sequences, np.arange(len(sequences)))
     for kind in refused_types()["works"]:
@@ -197,19 +197,19 @@ def both_by_type(ranks: Ranks, folder: Path) -> None:
         try:
             require_shareable(config, ranks.grid, stateful=carries_states(lm))
         except UsageError as error:
-            told[kind] = str(error)
+            outcomes[kind] = str(error)
             continue
         expected = backbone.logprobs(layout, 1.0)[0]
         expected.sum().backward()
-        whole = weight.grad.clone()
+        gradient = weight.grad.clone()
         lm.zero_grad()
         backbone.divide(ranks, "none")
-        found = backbone.logprobs(layout, 1.0)[0]
-        found.sum().backward()
+        logprobs = backbone.logprobs(layout, 1.0)[0]
+        logprobs.sum().backward()
         ranks.sum_([weight.grad])
-        apart = float((weight.grad - whole).norm() / whole.norm())
-        told[kind] = [float((found - expected).abs().max()), apart]
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(told))
+        apart = float((weight.grad - gradient).norm() / gradient.norm())
+        outcomes[kind] = [float((logprobs - expected).abs().max()), apart]
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(outcomes))
 
 
 def everything(ranks: Ranks, folder: Path) -> None:
@@ -283,14 +283,14 @@ def test_an_exchange_has_the_outputs_and_gradients_of_a_loop_over_tokens(
             assert tensor.grad is not None or not len(tensor)
             expected[name].append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
     for rank in range(4):
-        told = load_file(shared / f"{kind}-{rank}.safetensors")
+        tensors = load_file(shared / f"{kind}-{rank}.safetensors")
         for name, by_rank in expected.items():
-            torch.testing.assert_close(told[name].double(), by_rank[rank], rtol=1e-5, atol=1e-6)
-        own = slice(2 * rank, 2 * rank + 2)
+            torch.testing.assert_close(tensors[name].double(), by_rank[rank], rtol=1e-5, atol=1e-6)
+        own_rows = slice(2 * rank, 2 * rank + 2)
         for name, parameter in experts.named_parameters():
             assert parameter.grad is not None
             torch.testing.assert_close(
-                told[name].double(), parameter.grad[own], rtol=1e-5, atol=1e-6
+                tensors[name].double(), parameter.grad[own_rows], rtol=1e-5, atol=1e-6
             )
     assert not load_file(shared / f"{kind}-3.safetensors")["gate_up_proj"].any()
 
@@ -312,17 +312,17 @@ def test_experts_of_every_type_are_shared_or_it_is_refused(tmp_path: Path) -> No
     run_ranks(2, by_type, tmp_path, grid=PAIRS)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
-    refused = {kind: told for kind, told in first.items() if told != "shares"}
+    refused = {kind: outcome for kind, outcome in first.items() if outcome != "shares"}
     assert refused.keys() == REFUSED
-    assert all("has no experts that ranks can share" in told for told in refused.values())
+    assert all("has no experts that ranks can share" in message for message in refused.values())
     assert len(first) - len(refused) >= 35
 
 
 @pytest.mark.long
 def test_attention_of_every_type_is_split_beside_experts_or_it_is_refused(tmp_path: Path) -> None:
     run_ranks(2, both_by_type, tmp_path, grid=Grid(tensor=2, expert=2))
-    told = json.loads((tmp_path / "0.json").read_text())
-    split = {kind: numbers for kind, numbers in told.items() if not isinstance(numbers, str)}
+    outcomes = json.loads((tmp_path / "0.json").read_text())
+    split = {kind: numbers for kind, numbers in outcomes.items() if not isinstance(numbers, str)}
     assert set(split) == {
         "aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "hy_v3",
         "kolibri1", "mellum", "mixtral", "qwen2_moe", "qwen3_moe", "sarvam_moe",

@@ -37,8 +37,10 @@ def test_only_numbers_that_divide_the_experts_share_them() -> None:
     config = AutoConfig.for_model("qwen3_moe", num_experts=12)
     for size in (1, 2, 3, 4, 6, 12):
         require_experts(config, size)
-    told = "5: 12 experts of this qwen3_moe model cannot .* 5 equal parts; what works: 1, 2, 3, 4"
-    with pytest.raises(UsageError, match=f"learner.expert_parallel = {told}"):
+    message = (
+        "5: 12 experts of this qwen3_moe model cannot .* 5 equal parts; what works: 1, 2, 3, 4"
+    )
+    with pytest.raises(UsageError, match=f"learner.expert_parallel = {message}"):
         require_experts(config, 5)
     require_experts(AutoConfig.for_model("llama"), 5)  # a dense critic beside such a policy
 
@@ -52,8 +54,8 @@ def test_a_policy_without_experts_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_a_rank_keeps_its_experts_and_all_of_routers_and_shared_experts(kind: str) -> None:
-    whole, lm = on_meta(kind), on_meta(kind)
-    before, modules = dict(whole.named_parameters()), cut_experts(lm, SECOND)
+    full_model, lm = on_meta(kind), on_meta(kind)
+    before, modules = dict(full_model.named_parameters()), cut_experts(lm, SECOND)
     assert {module.num_experts for module in modules} == {2}
     for name, parameter in lm.named_parameters():
         rows = len(before[name]) // 2 if is_of_experts(name) else len(before[name])
@@ -62,9 +64,9 @@ def test_a_rank_keeps_its_experts_and_all_of_routers_and_shared_experts(kind: st
 
 def test_the_second_of_two_ranks_has_the_later_experts() -> None:
     lm = model(Case("none", type="qwen3_moe"))
-    whole = lm.model.layers[1].mlp.experts.down_proj.detach().clone()
+    all_experts = lm.model.layers[1].mlp.experts.down_proj.detach().clone()
     cut_experts(lm, SECOND)
-    assert torch.equal(lm.model.layers[1].mlp.experts.down_proj, whole[2:])
+    assert torch.equal(lm.model.layers[1].mlp.experts.down_proj, all_experts[2:])
 
 
 def test_ranks_that_share_no_experts_leave_a_model_as_it_is() -> None:
@@ -75,16 +77,18 @@ def test_ranks_that_share_no_experts_leave_a_model_as_it_is() -> None:
 
 
 def test_experts_of_another_interface_are_refused() -> None:
-    told = "this jetmoe model has no experts that ranks can share: .* a way of its own"
-    with pytest.raises(UsageError, match=f"learner.expert_parallel = 2: {told}"):
+    message = "this jetmoe model has no experts that ranks can share: .* a way of its own"
+    with pytest.raises(UsageError, match=f"learner.expert_parallel = 2: {message}"):
         cut_experts(on_meta("jetmoe"), SECOND)
 
 
 def test_a_weight_that_all_experts_have_in_common_is_refused_by_name() -> None:
     lm = on_meta("qwen3_moe")
     lm.model.layers[0].mlp.experts.scale = nn.Parameter(torch.empty(3, device="meta"))
-    told = r"layers\.0\.mlp\.experts\.scale of this qwen3_moe model is not divided by its 4 experts"
-    with pytest.raises(UsageError, match=told):
+    message = (
+        r"layers\.0\.mlp\.experts\.scale of this qwen3_moe model is not divided by its 4 experts"
+    )
+    with pytest.raises(UsageError, match=message):
         cut_experts(lm, SECOND)
 
 

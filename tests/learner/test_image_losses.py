@@ -109,8 +109,8 @@ def gradients(learner: Any, update: Update, algorithm: Any) -> tuple[dict[str, T
     kept: dict[str, Tensor] = {}
 
     def keep(rate: float) -> float:
-        found = {n: p.grad for n, p in learner.optimizer.master.items()}
-        kept.update({n: grad.double() for n, grad in found.items() if grad is not None})
+        gradients_by_name = {n: p.grad for n, p in learner.optimizer.master.items()}
+        kept.update({n: grad.double() for n, grad in gradients_by_name.items() if grad is not None})
         return 0.0
 
     learner.optimizer.step = keep
@@ -137,9 +137,9 @@ def sums(lm: Any, ids: Tensor, named: dict[str, Any], mask: Sequence[Any]) -> Te
 
 @pytest.mark.parametrize("kind", but_for_a_few(IMAGE_MODELS))
 def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[str], Task]) -> None:
-    given = task(kind)
-    sequences, (ids, named) = given.sequences, given.padded()
-    plain: Any = AutoModelForImageTextToText.from_pretrained(given.path, dtype=torch.float64)
+    image_task = task(kind)
+    sequences, (ids, named) = image_task.sequences, image_task.padded()
+    plain: Any = AutoModelForImageTextToText.from_pretrained(image_task.path, dtype=torch.float64)
     looped(plain.eval())
     policy = sums(plain, ids, named, list(sequences.loss_mask))
     ref = sequences.tokens.like(np.linspace(-3, 0, len(sequences.tokens.values), dtype=np.float32))
@@ -148,8 +148,8 @@ def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[s
     loss = -logsigmoid(0.3 * (ratio[0::2] - ratio[1::2])).mean()
     loss.backward()
 
-    loaded = load_model(given.path, dtype=torch.float32, images=True)
-    learner = PolicyLearner(given.backbone(loaded), LearnerSettings(max_grad_norm=0.0), 1)
+    loaded = load_model(image_task.path, dtype=torch.float32, images=True)
+    learner = PolicyLearner(image_task.backbone(loaded), LearnerSettings(max_grad_norm=0.0), 1)
     algorithm = DPO.model_validate({"beta": 0.3})
     experience = algorithm.experience(sequences, np.tile([True, False], 3), ref, None)
     ours, result = gradients(learner, Update(experience, np.arange(6)), algorithm)
@@ -164,22 +164,22 @@ def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[s
 def test_a_reward_model_is_that_of_transformers_padded_forward(
     kind: str, task: Callable[[str], Task]
 ) -> None:
-    given = task(kind)
-    loaded: Any = load_score_model(given.path, dtype=torch.float32, images=True)
+    image_task = task(kind)
+    loaded: Any = load_score_model(image_task.path, dtype=torch.float32, images=True)
     plain: Any = AutoModelForSequenceClassification.from_pretrained(
-        given.path, num_labels=1, dtype=torch.float64
+        image_task.path, num_labels=1, dtype=torch.float64
     )
     looped(plain.eval())
     plain.score.weight.data.copy_(loaded.lm.score.weight)
-    plain.config.get_text_config().pad_token_id = given.pad
-    ids, named = given.padded()
+    plain.config.get_text_config().pad_token_id = image_task.pad
+    ids, named = image_task.padded()
     scores = plain(input_ids=ids, **named).logits[:, 0]
     loss = -logsigmoid(scores[0::2] - scores[1::2]).mean()
     loss.backward()
 
     settings, algorithm = LearnerSettings(max_grad_norm=0.0), BradleyTerry.model_validate({})
-    learner = ScoreLearner("reward_model", given.backbone(loaded), "at", settings, 1)
-    experience = algorithm.experience(given.sequences, np.zeros(3))
+    learner = ScoreLearner("reward_model", image_task.backbone(loaded), "at", settings, 1)
+    experience = algorithm.experience(image_task.sequences, np.zeros(3))
     ours, result = gradients(learner, Update(experience, np.arange(6)), algorithm)
     assert result.metrics["reward_model/loss"] == pytest.approx(loss.item(), rel=1e-5)
     outputs = result.outputs[~np.isnan(result.outputs)]

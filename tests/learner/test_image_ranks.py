@@ -77,12 +77,12 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
             experience = algorithm.experience(scene.sequences.take(rows))
             result = policy.update(Update(experience, np.arange(len(rows))), algorithm).result()
             numbers[f"loss.{number}"] = torch.tensor(result.metrics["policy/loss"])
-        said = policy.logprobs(scene.sequences).result()
-        numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        logprobs = policy.logprobs(scene.sequences).result()
+        numbers["logprobs"] = torch.from_numpy(logprobs.values.copy())
         pieces = policy.optimizer.pieces
-        whole = {n: whole_tensor(t, pieces[n]).clone() for n, t in policy.weights().items()}
+        tensors = {n: whole_tensor(t, pieces[n]).clone() for n, t in policy.weights().items()}
         if ranks.rank == 0:
-            save_file({**whole, **numbers}, folder / f"{case.name}.safetensors")
+            save_file({**tensors, **numbers}, folder / f"{case.name}.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -59,20 +59,20 @@ def learner(kind: str, scene: Scene) -> Backbone:
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(kind: str) -> None:
     scene = Scene(kind)
-    backbone, own = learner(kind, scene), fresh(kind, "eager")
+    backbone, their_model = learner(kind, scene), fresh(kind, "eager")
     rows = np.arange(len(scene.sequences))
     layout = lay_out(scene.sequences, rows)
     assert [len(image.rows) for image in layout.images] == [
         len(image.at) for row in (0, 2) for image in scene.sequences.images_of(row)
     ]  # those that two samples share stand there once
     ours, _ = backbone.logprobs(layout, 1.0)
-    theirs = torch.cat([own_logprobs(own, scene, row) for row in rows])
+    theirs = torch.cat([own_logprobs(their_model, scene, row) for row in rows])
     order = np.argsort(layout.column)
     torch.testing.assert_close(ours[order], theirs, rtol=1e-5, atol=2e-5)
     weights = torch.linspace(-1.0, 1.0, len(theirs))
     (ours[order] * weights).sum().backward()
     (theirs * weights).sum().backward()
-    expected = {name: p.grad for name, p in own.named_parameters()}
+    expected = {name: p.grad for name, p in their_model.named_parameters()}
     largest = max(float(g.abs().max()) for g in expected.values() if g is not None)
     for name, parameter in backbone.lm.named_parameters():
         grad = expected[name]
@@ -176,20 +176,20 @@ def test_tokens_of_an_image_see_those_behind_them_in_packed_sequences() -> None:
 @pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])
 def test_routers_give_for_images_and_text_what_those_of_transformers_give(kind: str) -> None:
     scene = Scene(kind)
-    backbone, own = learner(kind, scene), fresh(kind, "eager")
+    backbone, their_model = learner(kind, scene), fresh(kind, "eager")
     routers = Routers(backbone.lm)
     assert routers.layers == 3
     for row in range(len(scene.sequences)):
         ids = torch.from_numpy(scene.sequences.tokens.row(row).astype(np.int64))[None]
         named = scene.arguments(ids, scene.sequences.images_of(row))
-        own.model.rope_deltas = None
-        theirs = own(input_ids=ids, use_cache=False, output_router_logits=True, **named)
+        their_model.model.rope_deltas = None
+        theirs = their_model(input_ids=ids, use_cache=False, output_router_logits=True, **named)
         with routers.recording() as recorded:
             backbone.logprobs(lay_out(scene.sequences, np.array([row])), 1.0)
         for ours, logits in zip(recorded, theirs.router_logits, strict=True):
             torch.testing.assert_close(ours.logits, logits, rtol=1e-4, atol=1e-4)
             assert ours.chosen.shape == (ids.shape[1], 2)
-    config = own.config
+    config = their_model.config
     coefficient = config.text_config.router_aux_loss_coef
     assert balance_of(config, ModelSettings()) == coefficient == 0.001
     assert balance_of(config, ModelSettings(router_aux_loss_coef=0.5)) == 0.5
@@ -206,7 +206,7 @@ def test_a_dense_model_that_reads_images_has_no_balance_loss() -> None:
 def test_rows_of_text_alone_have_plain_positions_behind_states() -> None:
     """Qwen3.5 on rows without images: logprobs are those of transformers' forward of its text."""
     scene = Scene("qwen3_5")
-    backbone, own = learner("qwen3_5", scene), fresh("qwen3_5", "eager")
+    backbone, their_model = learner("qwen3_5", scene), fresh("qwen3_5", "eager")
     generator = np.random.default_rng(1)
     prompt = generator.integers(3, 80, 40)
     rows = [np.concatenate([prompt, generator.integers(3, 80, n)]) for n in (5, 9)]
@@ -219,7 +219,7 @@ def test_rows_of_text_alone_have_plain_positions_behind_states() -> None:
     assert layout.n_tokens == 40 + 5 + 9  # they share the prompt
     assert layout.rotary_positions.ndim == 1
     ours, _ = backbone.logprobs(layout, 1.0)
-    theirs = torch.cat([own_logprobs(own, scene, row) for row in range(2)])
+    theirs = torch.cat([own_logprobs(their_model, scene, row) for row in range(2)])
     torch.testing.assert_close(ours[np.argsort(layout.column)], theirs, rtol=1e-5, atol=2e-4)
 
 
@@ -262,8 +262,8 @@ def test_images_go_through_the_tower_in_few_calls_and_give_what_each_gives_alone
     assert alone is not None
     assert together is not None
     torch.testing.assert_close(together.features, alone.features, rtol=1e-5, atol=1e-5)
-    for one, other in zip(together.deeper, alone.deeper, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    for joint, other in zip(together.deeper, alone.deeper, strict=True):
+        torch.testing.assert_close(joint, other, rtol=1e-5, atol=1e-5)
 
 
 def test_samples_with_other_images_do_not_share_their_prompt() -> None:
@@ -283,9 +283,9 @@ def test_samples_with_other_images_do_not_share_their_prompt() -> None:
     layout = lay_out(mixed, np.arange(2))
     assert len({image.digest for image in layout.images}) == 3
     ours, _ = backbone.logprobs(layout, 1.0)
-    own = fresh("qwen2_5_vl", "eager")
+    their_model = fresh("qwen2_5_vl", "eager")
     scene.sequences = mixed
-    theirs = torch.cat([own_logprobs(own, scene, row) for row in range(2)])
+    theirs = torch.cat([own_logprobs(their_model, scene, row) for row in range(2)])
     torch.testing.assert_close(ours[np.argsort(layout.column)], theirs, rtol=1e-5, atol=2e-5)
 
 
@@ -306,8 +306,8 @@ def test_a_rank_encodes_the_images_of_its_own_rows_and_has_their_features_alone(
         return scene.pixels[digest]
 
     tower = ImageTower(fresh("qwen3_vl"), pixels)
-    whole, encoded = tower.pictures(layout), []
-    assert whole is not None
+    states, encoded = tower.pictures(layout), []
+    assert states is not None
     runs, parts = (range(border), range(border, layout.n_tokens)), []
     for run in runs:
         asked.clear()
@@ -317,8 +317,8 @@ def test_a_rank_encodes_the_images_of_its_own_rows_and_has_their_features_alone(
         5: [[first], [first, second]], 12: [[first], [second]], 27: [[first, second], []],
     }[border]  # fmt: skip
     here = [(run, part) for run, part in zip(runs, parts, strict=True) if part is not None]
-    assert torch.equal(torch.cat([part.rows + run.start for run, part in here]), whole.rows)
-    for number, features in enumerate((whole.features, *whole.deeper)):
+    assert torch.equal(torch.cat([part.rows + run.start for run, part in here]), states.rows)
+    for number, features in enumerate((states.features, *states.deeper)):
         joined = torch.cat([(part.features, *part.deeper)[number] for _, part in here])
         torch.testing.assert_close(joined, features, rtol=1e-5, atol=1e-6)
 

@@ -28,9 +28,9 @@ def alone(experience: Experience) -> Experience:
 @pytest.mark.parametrize("micro", [MicroBatch(max_sequences=n) for n in (1, 2, 4)])
 def test_the_gradient_does_not_depend_on_the_cut(make_learner, experience, micro, aggregation):
     algorithm = GRPO(aggregation=aggregation, constant_length=16)
-    whole = gradient_of(make_learner(), Update(experience, ALL), algorithm)
+    undivided = gradient_of(make_learner(), Update(experience, ALL), algorithm)
     cut = gradient_of(make_learner(micro), Update(experience, ALL), algorithm)
-    assert (cut - whole).norm() <= 1e-5 * whole.norm()
+    assert (cut - undivided).norm() <= 1e-5 * undivided.norm()
 
 
 @pytest.mark.parametrize("micro", [MicroBatch(max_sequences=n) for n in (1, 2)])
@@ -43,13 +43,13 @@ def test_what_is_rejected_does_not_depend_on_the_cut(make_learner, experience, m
     columns = {**experience.columns, **{name: mask.like(row) for name, row in more.items()}}
     apart = dataclasses.replace(experience, columns=columns)
     algorithm = GRPO(correction="tis", rejection={"token": (0.8, 1.3), "mean_k3": 0.02})
-    whole, cut = (
+    undivided, cut = (
         gradient_of(learner, Update(apart, ALL), algorithm)
         for learner in (make_learner(), make_learner(micro))
     )
-    assert (cut - whole).norm() <= 1e-5 * whole.norm()
+    assert (cut - undivided).norm() <= 1e-5 * undivided.norm()
     unrejected = gradient_of(make_learner(), Update(apart, ALL), GRPO(correction="tis"))
-    assert (unrejected - whole).norm() > 0.01 * whole.norm() > 0.0
+    assert (unrejected - undivided).norm() > 0.01 * undivided.norm() > 0.0
 
 
 def test_the_gradient_does_not_depend_on_prompt_sharing(make_learner, experience):

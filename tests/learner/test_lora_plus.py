@@ -58,9 +58,9 @@ def test_b_steps_and_decays_at_its_own_rate_as_adamw_by_hand() -> None:
             m[name] = 0.8 * m[name] + 0.2 * g
             v[name] = 0.9 * v[name] + 0.1 * g**2
             hat = (m[name] / (1 - 0.8**step)) / (np.sqrt(v[name] / (1 - 0.9**step)) + 1e-8)
-            own = rate * (16.0 if name in FASTER else 1.0)
+            own_rate = rate * (16.0 if name in FASTER else 1.0)
             decay = 0.0 if name == LENGTHS else 0.5
-            want[name] = want[name] * (1 - own * decay) - own * hat
+            want[name] = want[name] * (1 - own_rate * decay) - own_rate * hat
     for name, parameter in named.items():
         np.testing.assert_allclose(parameter.detach().numpy(), want[name], rtol=2e-5, atol=1e-6)
 
@@ -87,16 +87,16 @@ def test_rates_and_updates_are_those_of_peft() -> None:
     trained = [p for p in theirs.parameters() if p.requires_grad]
     for step in range(3):
         drawn = torch.Generator().manual_seed(step)
-        for mine, their in zip(named.values(), trained, strict=True):
-            mine.grad = torch.randn(mine.shape, generator=drawn)
-            their.grad = mine.grad.clone()
+        for our_parameter, their_parameter in zip(named.values(), trained, strict=True):
+            our_parameter.grad = torch.randn(our_parameter.shape, generator=drawn)
+            their_parameter.grad = our_parameter.grad.clone()
         optimizer.step(0.01)
         loraplus.step()
     rates = {p: group["lr"] for group in loraplus.param_groups for p in group["params"]}
     assert set(rates.values()) == {0.01, 0.08}
-    for (name, mine), their in zip(named.items(), trained, strict=True):
-        assert rates[their] == pytest.approx(0.08 if ".lora_B." in name else 0.01)
-        torch.testing.assert_close(mine, their, rtol=1e-5, atol=1e-7)
+    for (name, our_parameter), their_parameter in zip(named.items(), trained, strict=True):
+        assert rates[their_parameter] == pytest.approx(0.08 if ".lora_B." in name else 0.01)
+        torch.testing.assert_close(our_parameter, their_parameter, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
@@ -134,8 +134,10 @@ def test_moments_in_eight_bits_take_the_rate_of_b() -> None:
 def test_a_ratio_of_one_changes_no_bit(optimizer: str) -> None:
     def trained(**more: float) -> Named:
         named = weights()
-        made = LearnerSettings.model_validate({"optimizer": optimizer, "lr": 0.01, **more})
-        learner = MasterOptimizer(named, made)
+        learner_settings = LearnerSettings.model_validate(
+            {"optimizer": optimizer, "lr": 0.01, **more}
+        )
+        learner = MasterOptimizer(named, learner_settings)
         for step in range(2):
             take(learner, named, step, 0.01)
         return named
@@ -149,13 +151,13 @@ def test_a_ratio_of_one_changes_no_bit(optimizer: str) -> None:
 def test_a_loaded_optimizer_goes_on_with_the_same_bits() -> None:
     settings = LearnerSettings(lr=0.01, weight_decay=0.1, loraplus_lr_ratio=16.0)
     named, other = weights(), weights()
-    whole, resumed = MasterOptimizer(named, settings), MasterOptimizer(other, settings)
+    uninterrupted, resumed = MasterOptimizer(named, settings), MasterOptimizer(other, settings)
     for step in range(2):
-        take(whole, named, step, 0.01)
+        take(uninterrupted, named, step, 0.01)
     saved, state = ({n: t.clone() for n, t in kept.items()}
-                    for kept in (whole.weights(), whole.state()))  # fmt: skip
+                    for kept in (uninterrupted.weights(), uninterrupted.state()))  # fmt: skip
     resumed.load(saved, state)
-    take(whole, named, 2, 0.005)
+    take(uninterrupted, named, 2, 0.005)
     take(resumed, other, 2, 0.005)
     assert all(torch.equal(named[name], other[name]) for name in named)
 

@@ -158,28 +158,30 @@ def test_of_a_whole_model_the_gradient_s_norm_is_that_of_float64() -> None:
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_role_goes_on_from_its_state_with_the_same_bits(lora: bool) -> None:
     case = HALF._replace(lora=lora)
-    whole: Any = learner(case, Ranks())
-    whole.optimizer.scale.scale = 2.0**22  # some updates are skipped
-    first = updated(whole, case, range(12))
+    uninterrupted: Any = learner(case, Ranks())
+    uninterrupted.optimizer.scale.scale = 2.0**22  # some updates are skipped
+    first = updated(uninterrupted, case, range(12))
     skipped = [result.metrics["policy/skipped_updates"] for result in first]
     assert skipped[0] == 1.0
     assert skipped[-1] == 0.0
-    assert whole.updates == skipped.count(0.0)
+    assert uninterrupted.updates == skipped.count(0.0)
     assert all(
         ("policy/grad_norm" in r.metrics) == (not s) for r, s in zip(first, skipped, strict=True)
     )
     saved = {
         stem: {name: tensor.clone() for name, tensor in tensors.items()}
-        for stem, tensors in whole.tensors().items()
+        for stem, tensors in uninterrupted.tensors().items()
     }
     resumed: Any = learner(case, Ranks())
     resumed.load(saved.__getitem__)
-    assert resumed.optimizer.scale.state() == whole.optimizer.scale.state()
-    for one, other in zip(
-        updated(whole, case, range(12, 14)), updated(resumed, case, range(12, 14)), strict=True
+    assert resumed.optimizer.scale.state() == uninterrupted.optimizer.scale.state()
+    for straight, other in zip(
+        updated(uninterrupted, case, range(12, 14)),
+        updated(resumed, case, range(12, 14)),
+        strict=True,
     ):
-        assert one.metrics == other.metrics
-    for name, weight in whole.weights().items():
+        assert straight.metrics == other.metrics
+    for name, weight in uninterrupted.weights().items():
         assert torch.equal(weight, resumed.weights()[name])
     with pytest.raises(RunError, match=r"unknown.*loss_scale"):
         learner(case._replace(dtype="bfloat16"), Ranks()).load(saved.__getitem__)

@@ -53,9 +53,9 @@ def in_a_layer(*weights: torch.Tensor) -> dict[str, torch.nn.Parameter]:
 @pytest.mark.parametrize("shape", [(8, 8), (24, 6), (6, 24), (1, 9), (5, 1)])
 def test_newton_schulz_is_the_quintic_on_the_singular_values(shape, steps):
     matrix = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    found = orthogonalised(torch.from_numpy(matrix), steps)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), quintic(matrix, steps), atol=2e-5)
+    orthogonal = orthogonalised(torch.from_numpy(matrix), steps)
+    assert orthogonal.dtype == torch.float32
+    np.testing.assert_allclose(orthogonal.numpy(), quintic(matrix, steps), atol=2e-5)
 
 
 def test_five_steps_bring_singular_values_near_one():
@@ -63,8 +63,8 @@ def test_five_steps_bring_singular_values_near_one():
     q, _ = np.linalg.qr(rng.normal(size=(16, 16)))
     p, _ = np.linalg.qr(rng.normal(size=(16, 16)))
     spread = np.geomspace(1.0, 0.02, 16)
-    found = orthogonalised(torch.from_numpy((q * spread) @ p).float(), 5)
-    values = torch.linalg.svdvals(found)
+    orthogonal = orthogonalised(torch.from_numpy((q * spread) @ p).float(), 5)
+    values = torch.linalg.svdvals(orthogonal)
     assert values.max() < 1.25
     assert values.min() > 0.6
     assert torch.linalg.svdvals(torch.from_numpy((q * spread) @ p)).min() < 0.03
@@ -115,16 +115,16 @@ def test_torch_does_the_same_to_the_precision_of_bfloat16():
         theirs, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
     )  # its other defaults are ours
     for _ in range(3):
-        for mine, other in zip(ours.values(), theirs, strict=True):
-            mine.grad = torch.randn(mine.shape, generator=drawn)
-            other.grad = mine.grad.clone()
+        for our_parameter, other in zip(ours.values(), theirs, strict=True):
+            our_parameter.grad = torch.randn(our_parameter.shape, generator=drawn)
+            other.grad = our_parameter.grad.clone()
         optimizer.step(0.1)
         reference.step()
-    for (name, mine), other in zip(ours.items(), theirs, strict=True):
+    for (name, our_parameter), other in zip(ours.items(), theirs, strict=True):
         momentum = reference.state[other]["momentum_buffer"]
         torch.testing.assert_close(optimizer.momentum[name], momentum, atol=1e-6, rtol=1e-5)
         moved = 3 * 0.1 * 0.2 * math.sqrt(20)
-        assert (mine - other).abs().max() < 0.02 * moved
+        assert (our_parameter - other).abs().max() < 0.02 * moved
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (48, 32), (16, 96)])
@@ -247,8 +247,8 @@ def test_an_update_without_gradient_decays_and_does_not_step():
     momentum = optimizer.state()["model.layers.0.weight.momentum_buffer"].clone()
     assert optimizer.step(0.1) == 0.0  # no gradient at all
     torch.testing.assert_close(weight.detach(), before * 0.95)
-    found = optimizer.state()["model.layers.0.weight.momentum_buffer"]
-    torch.testing.assert_close(found, momentum * 0.95)
+    buffer = optimizer.state()["model.layers.0.weight.momentum_buffer"]
+    torch.testing.assert_close(buffer, momentum * 0.95)
     assert optimizer.updates == 2
 
 
@@ -263,8 +263,8 @@ def test_muon_lr_follows_the_same_schedule():
     weights["norm.weight"].grad = torch.ones(4)
     optimizer.step(0.05)  # half of lr
     want = -0.15 * 0.2 * 2.0 * quintic(gradient.numpy())
-    found = weights["model.layers.0.weight"].detach().numpy()
-    np.testing.assert_allclose(found, want, atol=1e-6)
+    stepped = weights["model.layers.0.weight"].detach().numpy()
+    np.testing.assert_allclose(stepped, want, atol=1e-6)
     torch.testing.assert_close(weights["norm.weight"].detach(), torch.full((4,), -0.05))
 
 
@@ -276,8 +276,8 @@ def test_the_cut_into_micro_batches_changes_an_update_by_rounding_alone(make_lea
         before = {name: weight.clone() for name, weight in learner.weights().items()}
         learner.update(Update(experience, np.arange(9)), GRPO()).result()
         moved.append({name: w - before[name] for name, w in learner.weights().items()})
-    whole, cut = moved
-    matrices = [name for name in whole if name.endswith("_proj.weight")]
+    undivided, cut = moved
+    matrices = [name for name in undivided if name.endswith("_proj.weight")]
     assert len(matrices) == 14
     for name in matrices:
-        assert (cut[name] - whole[name]).norm() < 1e-3 * whole[name].norm(), name
+        assert (cut[name] - undivided[name]).norm() < 1e-3 * undivided[name].norm(), name

@@ -57,67 +57,81 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def on_device(one: Learner[Any]) -> dict[str, int]:
+def on_device(trained_learner: Learner[Any]) -> dict[str, int]:
     """Bytes of a learner that are on its device, by what they are."""
     return {
-        "computing": held(one.backbone.lm.parameters()),
-        "masters": held(one.optimizer.master.values()),
-        "moments": held(one.optimizer.held()),
-        "average": held(one.average.weights.values() if one.average else ()),
+        "computing": held(trained_learner.backbone.lm.parameters()),
+        "masters": held(trained_learner.optimizer.master.values()),
+        "moments": held(trained_learner.optimizer.held()),
+        "average": held(
+            trained_learner.average.weights.values() if trained_learner.average else ()
+        ),
     }
 
 
-def copied(one: Learner[Any]) -> dict[str, Tensor]:
+def copied(trained_learner: Learner[Any]) -> dict[str, Tensor]:
     return {
         f"{stem}/{name}": tensor.clone()
-        for stem, named in one.tensors().items()
+        for stem, named in trained_learner.tensors().items()
         for name, tensor in named.items()
     }
 
 
-def leave(one: Learner[Any], keep: Any) -> None:
-    assert one.offload is not None
-    one.offload.offload(keep)
+def leave(trained_learner: Learner[Any], keep: Any) -> None:
+    assert trained_learner.offload is not None
+    trained_learner.offload.offload(keep)
 
 
-def said(one: Learner[Any], case: Case) -> Tensor:
+def outputs_of(trained_learner: Learner[Any], case: Case) -> Tensor:
     """What it computes for some sequences."""
     sequences = experience(case, 99).sequences
-    role: Any = one
-    told = role.logprobs if isinstance(one, PolicyLearner) else role.scores
-    return torch.from_numpy(told(sequences).result().values.copy())
+    role: Any = trained_learner
+    evaluate = role.logprobs if isinstance(trained_learner, PolicyLearner) else role.scores
+    return torch.from_numpy(evaluate(sequences).result().values.copy())
 
 
-def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     def bits(tensor: Tensor) -> Tensor:
         return tensor.contiguous().view(-1).view(torch.uint8)
 
-    return one.keys() == two.keys() and all(torch.equal(bits(one[n]), bits(two[n])) for n in one)
+    return first.keys() == second.keys() and all(
+        torch.equal(bits(first[n]), bits(second[n])) for n in first
+    )
 
 
-def steps(one: Learner[Any], case: Case) -> list[dict[str, Tensor]]:
+def steps(trained_learner: Learner[Any], case: Case) -> list[dict[str, Tensor]]:
     """What three steps give, each with a publish and a checkpoint behind its update."""
-    found: list[dict[str, Tensor]] = []
+    records: list[dict[str, Tensor]] = []
     for number in range(3):
-        before = said(one, case)
+        before = outputs_of(trained_learner, case)
         drawn = experience(case, number)
-        result = one.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
+        result = trained_learner.update(
+            Update(drawn, np.arange(len(drawn))), algorithm(case)
+        ).result()
         outputs = torch.from_numpy(result.outputs.copy())
-        if one.offload is not None:
-            leave(one, "weights")
-        probe = said(one, case)
-        whole = {name: tensor.clone() for name, tensor in one.hub_weights()}
-        if one.offload is not None:
-            leave(one, "nothing")
-        found.append({"before": before, "outputs": outputs, "probe": probe, **whole, **copied(one)})
-    return found
+        if trained_learner.offload is not None:
+            leave(trained_learner, "weights")
+        probe = outputs_of(trained_learner, case)
+        weights = {name: tensor.clone() for name, tensor in trained_learner.hub_weights()}
+        if trained_learner.offload is not None:
+            leave(trained_learner, "nothing")
+        records.append(
+            {
+                "before": before,
+                "outputs": outputs,
+                "probe": probe,
+                **weights,
+                **copied(trained_learner),
+            }
+        )
+    return records
 
 
 def compare(ranks: Ranks, case: Case, settings: dict[str, Any]) -> None:
     stays = learner(case, ranks, **settings)
     leaves = learner(case, ranks, offload="sampling", **settings)
-    for one, two in zip(steps(stays, case), steps(leaves, case), strict=True):
-        assert same(one, two)
+    for stayed, left in zip(steps(stays, case), steps(leaves, case), strict=True):
+        assert same(stayed, left)
     assert sum(on_device(stays).values()) > 0
     assert set(on_device(leaves).values()) == {0}
 
@@ -147,50 +161,50 @@ def test_so_it_does_on_ranks_that_divide_its_state(tmp_path: Path) -> None:
 
 def test_what_comes_back_is_what_is_needed() -> None:
     case = Case("none", dtype="bfloat16")
-    one = learner(case, Ranks(), offload="sampling")
+    resting = learner(case, Ranks(), offload="sampling")
     drawn = experience(case, 0)
     update = Update(drawn, np.arange(len(drawn)))
-    one.update(update, algorithm(case)).result()
-    all_of_it = on_device(one)
+    resting.update(update, algorithm(case)).result()
+    all_of_it = on_device(resting)
     assert all(all_of_it.values())
 
     def here() -> set[str]:
-        now = on_device(one)
-        assert all(now[what] in (0, all_of_it[what]) for what in now)
-        return {what for what, count in now.items() if count}
+        now = on_device(resting)
+        assert all(now[kind] in (0, all_of_it[kind]) for kind in now)
+        return {kind for kind, count in now.items() if count}
 
-    leave(one, "weights")
+    leave(resting, "weights")
     assert here() == {"computing", "masters"}
-    leave(one, "computing weights")
+    leave(resting, "computing weights")
     assert here() == {"computing"}
-    leave(one, "nothing")
+    leave(resting, "nothing")
     assert here() == set()
-    one.tensors()  # of a checkpoint
-    one.state_bytes()
+    resting.tensors()  # of a checkpoint
+    resting.state_bytes()
     assert here() == set()
-    said(one, case)
+    outputs_of(resting, case)
     assert here() == {"computing"}
-    dict(one.hub_weights())
+    dict(resting.hub_weights())
     assert here() == {"computing", "masters"}
-    leave(one, "nothing")
-    one.weights()  # which a reference follows
+    leave(resting, "nothing")
+    resting.weights()  # which a reference follows
     assert here() == {"computing", "masters"}
-    one.update(update, algorithm(case)).result()
+    resting.update(update, algorithm(case)).result()
     assert here() == set(all_of_it)
 
 
 def test_a_checkpoint_is_read_into_a_learner_that_rests() -> None:
     case = Case("none", dtype="bfloat16")
-    one, two = (learner(case, Ranks(), offload="sampling") for _ in range(2))
-    steps(one, case)
+    saved, loaded = (learner(case, Ranks(), offload="sampling") for _ in range(2))
+    steps(saved, case)
     files = {
         stem: {name: tensor.clone() for name, tensor in named.items()}
-        for stem, named in one.tensors().items()
+        for stem, named in saved.tensors().items()
     }
-    leave(two, "nothing")
-    two.load(files.__getitem__)
-    assert same(copied(one), copied(two))
-    assert torch.equal(said(one, case), said(two, case))
+    leave(loaded, "nothing")
+    loaded.load(files.__getitem__)
+    assert same(copied(saved), copied(loaded))
+    assert torch.equal(outputs_of(saved, case), outputs_of(loaded, case))
 
 
 def test_without_the_setting_it_stays() -> None:
@@ -205,12 +219,12 @@ def test_on_a_cpu_it_stays_whatever_the_setting(monkeypatch: pytest.MonkeyPatch)
 def test_an_adapter_off_and_on_again_reads_the_same_frozen_weights() -> None:
     """The reference beside a policy with an adapter is on its weights."""
     case = Case("none", lora=True, dtype="bfloat16")
-    one = learner(case, Ranks(), offload="sampling")
-    assert isinstance(one, PolicyLearner)
-    reference = one.under_adapter()
+    policy = learner(case, Ranks(), offload="sampling")
+    assert isinstance(policy, PolicyLearner)
+    reference = policy.under_adapter()
     assert reference is not None
     sequences = experience(case, 99).sequences
     before = reference.logprobs(sequences).result().values.tobytes()
     for _ in range(2):
-        leave(one, "nothing")
+        leave(policy, "nothing")
         assert reference.logprobs(sequences).result().values.tobytes() == before

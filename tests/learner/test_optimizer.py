@@ -91,10 +91,10 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience,
         assert torch.equal(p, second.weights()[name]), name
     for name, p in straight.optimizer.state().items():
         assert torch.equal(p, second.optimizer.state()[name]), name
-    for one, other in zip(
+    for straight_parameter, other in zip(
         straight.backbone.lm.parameters(), second.backbone.lm.parameters(), strict=True
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(straight_parameter, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -50,19 +50,19 @@ def state(backbone: Any) -> dict[str, torch.Tensor]:
     return {name: local(tensor).clone() for name, tensor in named}
 
 
-def same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], case: Parts) -> None:
-    assert expected.keys() == found.keys(), case
+def same(expected: dict[str, torch.Tensor], actual: dict[str, torch.Tensor], case: Parts) -> None:
+    assert expected.keys() == actual.keys(), case
     for name, tensor in expected.items():
-        assert tensor.dtype == found[name].dtype, (case, name)
-        assert torch.equal(tensor, found[name]), (case, name)
+        assert tensor.dtype == actual[name].dtype, (case, name)
+        assert torch.equal(tensor, actual[name]), (case, name)
 
 
 def compare(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]], divided: bool) -> None:
     for case, path in cases:
         arranged = ranks.arranged(case.grid)
-        before = load(case, path, arranged, whole=True)
+        before = load(case, path, arranged, unsharded=True)
         with Watched() as watched:
-            backbone = load(case, path, arranged, whole=False)
+            backbone = load(case, path, arranged, unsharded=False)
         same(state(before), state(backbone), case)
         same(state(trained(case, before).backbone), state(trained(case, backbone).backbone), case)
         read = int(ranks.sum(watched.bytes))
@@ -83,7 +83,7 @@ def test_a_model_loaded_in_parts_has_the_bits_of_one_loaded_whole(
 def count(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]]) -> None:
     for case, path in cases:
         with Watched() as watched:
-            load(case, path, ranks.arranged(case.grid), whole=False)
+            load(case, path, ranks.arranged(case.grid), unsharded=False)
         assert int(ranks.sum(watched.bytes)) == weight_bytes(path), case
 
 
@@ -98,20 +98,22 @@ RESUMED = [Parts(tied=False), Parts("qwen2", grid=Grid(tensor=2)), Parts(stage="
 def resume(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]]) -> None:
     for case, path in cases:
         arranged = ranks.arranged(case.grid)
-        learner = trained(case, load(case, path, arranged, whole=False))
+        learner = trained(case, load(case, path, arranged, unsharded=False))
         to = folder / f"saved-{case.name}"
         to.mkdir(exist_ok=True)
         save(learner, arranged, to)
         arranged.gathered(0)  # all have written
-        fresh = PolicyLearner(load(case, path, arranged, whole=False), learner.settings, 100)
+        fresh = PolicyLearner(load(case, path, arranged, unsharded=False), learner.settings, 100)
         with Watched() as watched:
             fresh.load(Reader(to, frozenset(file.name for file in to.iterdir())))
         for stem, named in learner.tensors().items():
-            found = fresh.tensors()[stem]
-            assert found.keys() == named.keys()
-            assert all(torch.equal(found[name], tensor) for name, tensor in named.items()), case
-        mine = sum(t.nbytes for named in learner.tensors().values() for t in named.values())
-        assert watched.bytes == mine + torch.int64.itemsize, case  # the number of updates: twice
+            resumed = fresh.tensors()[stem]
+            assert resumed.keys() == named.keys()
+            assert all(torch.equal(resumed[name], tensor) for name, tensor in named.items()), case
+        tensor_bytes = sum(t.nbytes for named in learner.tensors().values() for t in named.values())
+        assert watched.bytes == tensor_bytes + torch.int64.itemsize, (
+            case
+        )  # the number of updates: twice
 
 
 def test_a_resume_reads_a_ranks_part_alone(tmp_path: Path) -> None:

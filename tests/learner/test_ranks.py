@@ -84,10 +84,10 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1, "float16": 1e-1}
 
 
 def trained(size: int, cases: list[Case], folder: Path, grid: Grid = UNDIVIDED) -> Path:
-    made = folder / str(size)
-    made.mkdir(parents=True, exist_ok=True)
-    run_ranks(size, train, made, cases, grid=grid)
-    return made
+    folder_of_size = folder / str(size)
+    folder_of_size.mkdir(parents=True, exist_ok=True)
+    run_ranks(size, train, folder_of_size, cases, grid=grid)
+    return folder_of_size
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(4, FOUR, tmp_path_factory.mktemp("ranks"))
 
 
@@ -122,17 +122,20 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compare(case: Case, alone: Path, ranks: Path) -> None:
     file = f"{case.name}.safetensors"
-    one, many = load_file(alone / file), load_file(ranks / file)
+    single, many = load_file(alone / file), load_file(ranks / file)
     limit = TOLERANCE[case.dtype]
     # Weights that round to bfloat16 part by a whole rounding here and there: later outputs follow.
     outputs = "output." if case.dtype == "float32" else "output.0"
     parts = ["model." if not case.lora else "base_model.", "ema.", outputs, "whole."]
-    for what in [*parts, *({"logprobs"} & one.keys())]:
-        assert distance(what, one, many) < limit, what
-    for of in (one, many):  # a prompt whose answers are dealt to several ranks is computed on each
+    for prefix in [*parts, *({"logprobs"} & single.keys())]:
+        assert distance(prefix, single, many) < limit, prefix
+    for of in (
+        single,
+        many,
+    ):  # a prompt whose answers are dealt to several ranks is computed on each
         for name in [name for name in of if name.endswith("/computed_tokens")]:
             del of[name]
-    assert distance("metric.", one, many) < 10 * limit
+    assert distance("metric.", single, many) < 10 * limit
 
 
 @pytest.mark.parametrize("case", TWO, ids=lambda case: case.name)
@@ -159,8 +162,8 @@ def test_two_ranks_with_compiled_layers_give_the_weights_of_one(
 
 
 @pytest.mark.parametrize("case", FOUR, ids=lambda case: case.name)
-def test_four_ranks_give_the_weights_of_one(case: Case, alone: Path, four: Path) -> None:
-    compare(case, alone, four)
+def test_four_ranks_give_the_weights_of_one(case: Case, alone: Path, four_ranks: Path) -> None:
+    compare(case, alone, four_ranks)
 
 
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
@@ -195,11 +198,13 @@ def measured(ranks: Ranks, folder: Path, case: Case) -> None:
     """Writes the metrics of lopsided updates, and those of a single sequence, from every rank."""
     numbers: dict[str, dict[str, float]] = {}
     for name, drawn in lopsided(case).items():
-        one: Any = learner(case, ranks)
+        measured_learner: Any = learner(case, ranks)
         update = Update(drawn, np.arange(len(drawn)))
-        numbers[name] = one.update(update, algorithm(case)).result().metrics
+        numbers[name] = measured_learner.update(update, algorithm(case)).result().metrics
         lone = Update(drawn, np.arange(1))
-        numbers[f"{name}, one row"] = one.update(lone, algorithm(case)).result().metrics
+        numbers[f"{name}, one row"] = (
+            measured_learner.update(lone, algorithm(case)).result().metrics
+        )
     (folder / f"{ranks.rank}-{ranks.size}.json").write_text(json.dumps(numbers))
 
 
@@ -213,33 +218,33 @@ def test_a_metric_that_one_rank_alone_has_is_that_of_one_process(tmp_path: Path)
     )
     assert {len(metrics) for metrics in alone.values()} == {5, 13}  # nothing computed, and all
     for name, metrics in alone.items():
-        for of in (metrics, *(told[name] for told in several)):
+        for of in (metrics, *(metrics_of_rank[name] for metrics_of_rank in several)):
             del of["policy/computed_tokens"]  # a prompt is computed where it has answers
-        for told in several:
-            assert told[name] == pytest.approx(metrics, rel=1e-4, abs=1e-6), name
+        for metrics_of_rank in several:
+            assert metrics_of_rank[name] == pytest.approx(metrics, rel=1e-4, abs=1e-6), name
 
 
 def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:
     """Writes the logprobs of a fresh model, and the gradient of its first update."""
-    one: Any = learner(case, ranks)
+    policy: Any = learner(case, ranks)
     if halves:
-        in_halves(one.backbone.lm)
-    said = one.logprobs(experience(case, 99).sequences).result()
-    found = {"logprobs": torch.from_numpy(said.values.copy())}
-    clip = one.optimizer._clip
+        in_halves(policy.backbone.lm)
+    logprobs = policy.logprobs(experience(case, 99).sequences).result()
+    tensors = {"logprobs": torch.from_numpy(logprobs.values.copy())}
+    clip = policy.optimizer._clip
 
     def kept(limit: float) -> float:
-        for name, master in one.optimizer.master.items():
+        for name, master in policy.optimizer.master.items():
             part = master.grad.clone()  # which clipping changes
-            piece = one.optimizer.pieces[name]
-            found[f"gradient.{name}"] = whole_tensor(part, piece).clone()
+            piece = policy.optimizer.pieces[name]
+            tensors[f"gradient.{name}"] = whole_tensor(part, piece).clone()
         return clip(limit)
 
-    one.optimizer._clip = kept
+    policy.optimizer._clip = kept
     drawn = experience(case, 0)
-    one.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
+    policy.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
     if ranks.rank == 0:
-        save_file(found, folder / f"{case.dtype}-{ranks.size}-{halves}.safetensors")
+        save_file(tensors, folder / f"{case.dtype}-{ranks.size}-{halves}.safetensors")
 
 
 def test_in_bfloat16_ranks_that_share_matrices_round_as_one_does_in_halves(tmp_path: Path) -> None:
@@ -250,10 +255,10 @@ def test_in_bfloat16_ranks_that_share_matrices_round_as_one_does_in_halves(tmp_p
     one_gradient(Ranks(), tmp_path, narrow, True)
     run_ranks(2, one_gradient, tmp_path, narrow, False, grid=Grid(tensor=2))
     names = ("float32-1-False", "bfloat16-1-False", "bfloat16-1-True", "bfloat16-2-False")
-    exact, one, halves, two = (load_file(tmp_path / f"{name}.safetensors") for name in names)
+    exact, single, halves, two = (load_file(tmp_path / f"{name}.safetensors") for name in names)
     assert torch.equal(halves["logprobs"], two["logprobs"])
-    assert not torch.equal(one["logprobs"], two["logprobs"])
-    error = distance("gradient.", exact, one)
+    assert not torch.equal(single["logprobs"], two["logprobs"])
+    error = distance("gradient.", exact, single)
     assert distance("gradient.", exact, two) < 2.0 * error
     assert distance("gradient.", halves, two) < 0.5 * error
 

@@ -83,22 +83,22 @@ def test_a_reference_goes_on_from_a_checkpoint_to_the_same_bits(
 ) -> None:
     refresh, decay = settings
 
-    def made() -> MovingReference:
+    def fresh_reference() -> MovingReference:
         return MovingReference(
             backbone(0.0), 1.0, refresh_steps=refresh, ema_decay=decay, policy=weights(0.0)
         )
 
-    whole, cut = made(), made()
+    uninterrupted, cut = fresh_reference(), fresh_reference()
     for step in range(1, 5):
-        whole.after_step(step, policy(step / 3))
-    saved = {name: t.clone() for name, t in whole.tensors()["reference.weights"].items()}
-    assert whole.state_bytes() == 8
+        uninterrupted.after_step(step, policy(step / 3))
+    saved = {name: t.clone() for name, t in uninterrupted.tensors()["reference.weights"].items()}
+    assert uninterrupted.state_bytes() == 8
     cut.load(lambda stem: {"reference.weights": saved}[stem])
-    assert held(cut) == held(whole)
+    assert held(cut) == held(uninterrupted)
     for step in range(5, 9):
-        whole.after_step(step, policy(step / 3))
+        uninterrupted.after_step(step, policy(step / 3))
         cut.after_step(step, policy(step / 3))
-    assert held(cut) == held(whole)
+    assert held(cut) == held(uninterrupted)
 
 
 @pytest.mark.parametrize("settings", [(3, 0.0), (0, 0.75)])

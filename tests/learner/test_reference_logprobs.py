@@ -42,8 +42,8 @@ class Model:
 def prepared(
     folder: Path | None, model: Any, name: Any = NAME, wanted: Sequences | None = None
 ) -> tuple[ReferenceLogprobs, tuple[int, int]]:
-    found = ReferenceLogprobs()
-    return found, found.prepare([wanted or sequences(ROWS)], model, folder, name)
+    logprobs_store = ReferenceLogprobs()
+    return logprobs_store, logprobs_store.prepare([wanted or sequences(ROWS)], model, folder, name)
 
 
 def test_what_is_read_from_the_cache_has_the_bits_that_were_computed(tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_what_is_read_from_the_cache_has_the_bits_that_were_computed(tmp_path: P
     assert counts == (4, 0)
     second, counts = prepared(tmp_path, Model(scale=-9.0))  # would say something else
     assert counts == (0, 4)
-    one, two = (each.of(sequences(ROWS)) for each in (first, second))
-    assert one.values.tobytes() == two.values.tobytes()
-    assert one.values.dtype == np.float32
-    np.testing.assert_allclose(one.row(1), [0.0, -0.2, -0.4, -0.5])
+    computed, cached = (each.of(sequences(ROWS)) for each in (first, second))
+    assert computed.values.tobytes() == cached.values.tobytes()
+    assert computed.values.dtype == np.float32
+    np.testing.assert_allclose(computed.row(1), [0.0, -0.2, -0.4, -0.5])
 
 
 def test_the_same_sequences_in_other_groups_are_another_entry(tmp_path: Path) -> None:
@@ -65,15 +65,15 @@ def test_the_same_sequences_in_other_groups_are_another_entry(tmp_path: Path) ->
 
 
 def test_any_selection_in_any_order_is_known_afterwards(tmp_path: Path) -> None:
-    found, _ = prepared(tmp_path, Model())
-    picked = found.of(sequences([ROWS[3], ROWS[0]]))
+    logprobs_store, _ = prepared(tmp_path, Model())
+    picked = logprobs_store.of(sequences([ROWS[3], ROWS[0]]))
     np.testing.assert_allclose(picked.values, [0.0, -0.9, -0.9, 0.0, -0.2, -0.3], rtol=1e-6)
 
 
 def test_a_sequence_is_computed_once_however_often_it_is_wanted() -> None:
-    model, found = Model(), ReferenceLogprobs()
+    model, logprobs_store = Model(), ReferenceLogprobs()
     doubled = sequences([*ROWS, ROWS[0], ROWS[0]])
-    assert found.prepare([doubled, sequences(ROWS)], model, None, NAME) == (4, 0)
+    assert logprobs_store.prepare([doubled, sequences(ROWS)], model, None, NAME) == (4, 0)
     assert model.asked == 4
 
 
@@ -93,9 +93,9 @@ def test_another_model_data_or_mask_is_another_entry(
 ) -> None:
     prepared(tmp_path, Model())
     model = Model()
-    _, (made, read) = prepared(tmp_path, model, **change)
-    assert (made, read) == (model.asked, 0)
-    assert made > 0
+    _, (computed, read) = prepared(tmp_path, model, **change)
+    assert (computed, read) == (model.asked, 0)
+    assert computed > 0
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
@@ -111,11 +111,11 @@ def test_a_damaged_file_is_computed_anew_and_put_right(
     flipped = good[:place] + bytes([good[place] ^ 0x21]) + good[place + 1 :]
     damaged = {"flipped": flipped, "cut": good[:place], "empty": b"", "text": b"not this file"}
     file.write_bytes(damaged[how])
-    found, (made, _) = prepared(tmp_path, Model())
+    logprobs_store, (computed, _) = prepared(tmp_path, Model())
     np.testing.assert_array_equal(
-        found.of(sequences(ROWS)).values, wanted.of(sequences(ROWS)).values
+        logprobs_store.of(sequences(ROWS)).values, wanted.of(sequences(ROWS)).values
     )
-    if made:
+    if computed:
         assert file.read_bytes() == good
         assert prepared(tmp_path, Model())[1] == (0, 4)
     else:  # a byte that says nothing, such as a blank of the header
@@ -138,11 +138,11 @@ def test_a_run_that_is_killed_finds_the_parts_that_it_wrote(
 
     with pytest.raises(Killed):
         prepared(tmp_path, Dying())
-    found, counts = prepared(tmp_path, Model())
+    logprobs_store, counts = prepared(tmp_path, Model())
     assert counts == (2, 2)
-    whole, _ = prepared(None, Model())
+    undisturbed, _ = prepared(None, Model())
     np.testing.assert_array_equal(
-        found.of(sequences(ROWS)).values, whole.of(sequences(ROWS)).values
+        logprobs_store.of(sequences(ROWS)).values, undisturbed.of(sequences(ROWS)).values
     )
 
 

@@ -78,10 +78,10 @@ def train(ranks: Ranks, folder: Path, model: str, stage: ShardingStage) -> None:
         policy.update(Update(SFT().experience(sequences), np.arange(ROWS)), SFT()).result()
     assert len(seen) >= UPDATES
     numbers = {"errors": torch.tensor(seen).max()}
-    said = policy.logprobs(sequences).result()
+    logprobs = policy.logprobs(sequences).result()
     everywhere = gathered(policy)
     if ranks.rank == 0:
-        numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        numbers["logprobs"] = torch.from_numpy(logprobs.values.copy())
         save_file({**everywhere, **numbers}, folder / "said.safetensors")
 
 
@@ -118,11 +118,11 @@ def test_logits_are_exact_and_updates_are_those_of_one_process(
         folder.mkdir()
     train(Ranks(), alone, models[kind], "none")
     run_ranks(2, train, together, models[kind], stage, grid=grid)
-    one, several = (load_file(folder / "said.safetensors") for folder in (alone, together))
-    assert one.pop("errors") < 1e-6
+    single, several = (load_file(folder / "said.safetensors") for folder in (alone, together))
+    assert single.pop("errors") < 1e-6
     assert several.pop("errors") < 1e-6
-    assert one.keys() == several.keys()
-    assert float((one["logprobs"] - several["logprobs"]).abs().mean()) < 0.05  # of bfloat16
-    for name in one:
+    assert single.keys() == several.keys()
+    assert float((single["logprobs"] - several["logprobs"]).abs().mean()) < 0.05  # of bfloat16
+    for name in single:
         if "gate.weight" in name:
-            assert float((one[name] - several[name]).norm()) < 0.1 * float(one[name].norm())
+            assert float((single[name] - several[name]).norm()) < 0.1 * float(single[name].norm())

@@ -164,9 +164,9 @@ def test_replayed_logprobs_are_the_samplers_to_float32_rounding() -> None:
     apart: dict[bool, float] = {}
     for replays in (False, True):
         policy = policy_of(undecided(seed=2), replays=replays)
-        found = policy.logprobs(sequences).result()
+        replayed = policy.logprobs(sequences).result()
         mask = sequences.loss_mask.values
-        apart[replays] = float(np.abs(found.values - logprobs.values)[mask].max())
+        apart[replays] = float(np.abs(replayed.values - logprobs.values)[mask].max())
     assert apart[False] > 0.05
     assert apart[True] < 2e-5
 
@@ -185,8 +185,10 @@ def test_updates_use_the_recorded_experts_with_and_without_checkpointing() -> No
         update = Update(sft.experience(sequences), np.arange(len(sequences)))
         report = policy.update(update, sft).result().metrics
         weights.append(torch.cat([w.flatten() for w in policy.weights().values()]))
-        known = sequences.experts.values[(sequences.experts.values >= 0).all((1, 2))]
-        loads = np.stack([np.bincount(known[:, layer].ravel(), minlength=4) for layer in (0, 1)])
+        recorded_experts = sequences.experts.values[(sequences.experts.values >= 0).all((1, 2))]
+        loads = np.stack(
+            [np.bincount(recorded_experts[:, layer].ravel(), minlength=4) for layer in (0, 1)]
+        )
         busiest = (loads * 4 / loads.sum(1, keepdims=True)).max()
         assert report["policy/router_max_load"] == pytest.approx(busiest, rel=0.1)
     torch.testing.assert_close(weights[0], weights[1], rtol=0.0, atol=1e-6)
@@ -270,12 +272,12 @@ def test_shares_of_replayed_experts_are_the_routers_own_with_their_gradient() ->
     router = lm.model.layers[0].mlp.gate
     routers = replayable(lm)
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
-    told = torch.tensor([[3, 0], [3, 1], [2, 3], [0, 1], [3, 2]], dtype=torch.int16)
-    with routers.replaying(told[:, None].expand(-1, routers.layers, -1)):
+    recorded_choice = torch.tensor([[3, 0], [3, 1], [2, 3], [0, 1], [3, 2]], dtype=torch.int16)
+    with routers.replaying(recorded_choice[:, None].expand(-1, routers.layers, -1)):
         _, shares, chosen = router(x)
-    assert torch.equal(chosen, told.long())
+    assert torch.equal(chosen, recorded_choice.long())
     weight = router.weight.detach().double().requires_grad_()
-    p = (x.double() @ weight.T).softmax(-1).gather(1, told.long())
+    p = (x.double() @ weight.T).softmax(-1).gather(1, recorded_choice.long())
     expected = p / p.sum(-1, keepdim=True) if router.norm_topk_prob else p
     torch.testing.assert_close(shares.double(), expected, rtol=1e-6, atol=1e-7)
     factor = torch.arange(10.0).view(5, 2)

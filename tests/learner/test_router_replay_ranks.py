@@ -64,8 +64,8 @@ def train(ranks: Ranks, folder: Path, cases: list[Case], replays: bool = True) -
             for name in ("router_balance", "router_z", "router_max_load", "router_unused"):
                 value = result.metrics[f"policy/{name}"]
                 numbers[f"metric.{number}.{name}"] = torch.tensor(value)
-        said = policy.logprobs(recorded(case, 99).sequences).result()
-        numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        logprobs = policy.logprobs(recorded(case, 99).sequences).result()
+        numbers["logprobs"] = torch.from_numpy(logprobs.values.copy())
         weights = gathered(policy)
         if ranks.rank == 0:
             save_file({**weights, **numbers}, folder / f"{case.name}.safetensors")

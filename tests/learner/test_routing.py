@@ -90,7 +90,7 @@ def test_losses_and_gradients_are_those_of_transformers_over_the_whole_batch(
 ) -> None:
     """In float64, but for norms, rotations and sums that transformers computes in float32."""
     update = Update(experience, ALL)
-    found, metrics = packed(backbone_of(mixture(kind), MicroBatch(max_sequences=2)), update)
+    gradient, metrics = packed(backbone_of(mixture(kind), MicroBatch(max_sequences=2)), update)
     lm = mixture(kind)
     logits, mask = padded(lm, experience, update.rows_with_gradient)
     theirs = balance_of_transformers(logits, 4, 2, mask)
@@ -111,7 +111,7 @@ def test_losses_and_gradients_are_those_of_transformers_over_the_whole_batch(
     (COEFFICIENTS[0] * balance + COEFFICIENTS[1] * z).backward()
     expected = gradients(lm)
     assert expected.norm() > 0
-    assert (found - expected).norm() < 1e-6 * expected.norm()
+    assert (gradient - expected).norm() < 1e-6 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -119,14 +119,14 @@ def test_losses_and_gradients_are_those_of_transformers_over_the_whole_batch(
 def test_the_cut_and_shared_prompts_change_nothing(
     kind: str, shares: bool, experience: Experience
 ) -> None:
-    whole, metrics = packed(backbone_of(mixture(kind)), Update(experience, ALL))
+    undivided, metrics = packed(backbone_of(mixture(kind)), Update(experience, ALL))
     if not shares:
         sequences = dataclasses.replace(experience.sequences, group=ALL)
         experience = dataclasses.replace(experience, sequences=sequences)
     for most in (1, 2, 4):
         backbone = backbone_of(mixture(kind), MicroBatch(max_sequences=most))
         cut, again = packed(backbone, Update(experience, ALL))
-        assert (cut - whole).norm() < 1e-6 * whole.norm()
+        assert (cut - undivided).norm() < 1e-6 * undivided.norm()
         assert again == pytest.approx(metrics, rel=1e-6)
 
 
@@ -193,9 +193,9 @@ def test_an_update_without_gradient_has_no_metrics_of_routers(experience: Experi
 def test_the_coefficient_is_the_recipes_or_that_of_the_models_config() -> None:
     lm = mixture("olmoe")
     lm.config.router_aux_loss_coef = 0.25
-    own = routers_of(lm, ModelSettings())
-    assert own is not None
-    assert (own.balance, own.z) == (0.25, 0.0)
+    routers = routers_of(lm, ModelSettings())
+    assert routers is not None
+    assert (routers.balance, routers.z) == (0.25, 0.0)
     stated = routers_of(lm, ModelSettings(router_aux_loss_coef=0.0, router_z_loss_coef=0.5))
     assert stated is not None
     assert (stated.balance, stated.z) == (0.0, 0.5)

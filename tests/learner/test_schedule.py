@@ -20,8 +20,8 @@ from postgrad.learner.settings import (
 
 
 def rates(total: int, **settings: object) -> list[float]:
-    made = LearnerSettings(lr=1.0, **settings)
-    return [learning_rate(made, update, total) for update in range(total)]
+    learner_settings = LearnerSettings(lr=1.0, **settings)
+    return [learning_rate(learner_settings, update, total) for update in range(total)]
 
 
 def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
@@ -93,10 +93,10 @@ def test_with_a_decay_the_rate_stays_until_the_last_updates():
 
 def test_a_decay_that_is_no_shorter_than_what_follows_the_warm_up_changes_nothing():
     for schedule in ("linear", "cosine", "1-sqrt"):
-        whole = rates(7, schedule=schedule, warmup_updates=2)
-        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=5) == whole
-        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=50) == whole
-        assert rates(7, schedule=schedule, warmup_updates=2, decay_ratio=1.0) == whole
+        unlimited = rates(7, schedule=schedule, warmup_updates=2)
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=5) == unlimited
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_updates=50) == unlimited
+        assert rates(7, schedule=schedule, warmup_updates=2, decay_ratio=1.0) == unlimited
     long = LearnerSettings(schedule="linear", warmup_updates=2, decay_updates=6)
     assert "more than the 7 updates of the run after 2 of warm-up" in str(shortened(long, 7))
     assert shortened(long, 8) is None
@@ -113,7 +113,7 @@ def test_a_share_of_all_updates_in_which_the_rate_falls_is_rounded_up():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"decay_updates": 5, "decay_ratio": 0.1}, r"updates = 5 and decay_ratio = 0\.1 both"),
         ({"schedule": "constant", "decay_ratio": 0.1}, r'"constant" does not fall: set schedule'),
@@ -121,8 +121,8 @@ def test_a_share_of_all_updates_in_which_the_rate_falls_is_rounded_up():
         ({"warmup_ratio": 0.6, "decay_ratio": 0.5}, "more than the whole run together"),
     ],
 )
-def test_a_decay_that_cannot_be_is_refused(settings, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_decay_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
         LearnerSettings(**{"schedule": "linear", **settings})
 
 
@@ -168,9 +168,9 @@ def test_every_update_of_a_run_moves_and_none_after_warm_up_is_faster_than_the_l
         schedule=schedule,
         decay_updates=0 if schedule == "constant" else decay,
     )
-    found = [learning_rate(settings, update, total) for update in range(total)]
-    warm = found[max(0, warmup_updates(settings, total) - 1) :]
-    assert min(found) > 0
+    all_rates = [learning_rate(settings, update, total) for update in range(total)]
+    warm = all_rates[max(0, warmup_updates(settings, total) - 1) :]
+    assert min(all_rates) > 0
     assert warm[0] == 1.0
     assert all(a >= b for a, b in pairwise(warm))
 
@@ -183,8 +183,10 @@ def test_the_way_down_is_that_of_transformers(total, warmup):
         progress = (update - warmup) / (total - warmup)
         wanted = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
         for schedule, left in wanted.items():
-            made = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
-            assert learning_rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)
+            learner_settings = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
+            assert learning_rate(learner_settings, update, total) == pytest.approx(
+                left, rel=1e-12, abs=1e-15
+            )
 
 
 @given(
@@ -208,8 +210,8 @@ def test_stable_and_decaying_updates_are_those_of_transformers(stages, least, sc
     )
     total = warmup + stable + decay
     for update in range(warmup, total + 3):
-        found = learning_rate(settings, update, total)
-        assert found == pytest.approx(theirs(update), rel=1e-12, abs=1e-15)
+        our_rate = learning_rate(settings, update, total)
+        assert our_rate == pytest.approx(theirs(update), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 1.0), (1.5, 0.9), (-0.1, 0.9)])

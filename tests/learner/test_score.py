@@ -79,20 +79,22 @@ def experience_of(
 
 def step_of(learner: Any, update: Update, algorithm: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """The gradient that the optimizer finds, by name, and what the update reports."""
-    found: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
 
     def keep(rate: float) -> float:
         for name, parameter in learner.optimizer.master.items():
-            found[name] = parameter.grad.double()
+            gradients[name] = parameter.grad.double()
         return 0.0
 
     learner.optimizer.step = keep
-    return found, learner.update(update, algorithm).result()
+    return gradients, learner.update(update, algorithm).result()
 
 
-def assert_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], most: float) -> None:
-    assert one.keys() == two.keys()
-    flat = [torch.cat([each[name].flatten() for name in one]) for each in (one, two)]
+def assert_close(
+    first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], most: float
+) -> None:
+    assert first.keys() == second.keys()
+    flat = [torch.cat([each[name].flatten() for name in first]) for each in (first, second)]
     assert (flat[0] - flat[1]).norm() <= most * flat[1].norm()
     assert flat[1].norm() > 1e-3
 
@@ -121,9 +123,9 @@ def test_loss_and_gradient_are_those_of_plain_transformers_in_float64(pairs, kno
     wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
 
     update = Update(experience_of(rows, margins, algorithm), np.arange(2 * PAIRS))
-    found, result = step_of(make(), update, algorithm)
+    gradients, result = step_of(make(), update, algorithm)
     assert result.metrics["reward_model/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert_close(found, wanted, 1e-5)
+    assert_close(gradients, wanted, 1e-5)
     outputs = result.outputs[~np.isnan(result.outputs)]
     np.testing.assert_allclose(outputs, scores.detach().numpy(), atol=1e-5)
     accuracy = (chosen > rejected).double().mean().item()
@@ -133,7 +135,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers_in_float64(pairs, kno
 
 
 @pytest.fixture(scope="module")
-def whole(pairs) -> dict[str, torch.Tensor]:
+def undivided_gradients(pairs) -> dict[str, torch.Tensor]:
     algorithm = BradleyTerry()
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
     return step_of(make(), update, algorithm)[0]
@@ -142,31 +144,31 @@ def whole(pairs) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "micro", [*(MicroBatch(max_sequences=n) for n in (2, 3, 4)), MicroBatch(max_tokens=64)], ids=str
 )
-def test_the_update_does_not_depend_on_micro_batches(pairs, whole, micro):
+def test_the_update_does_not_depend_on_micro_batches(pairs, undivided_gradients, micro):
     algorithm = BradleyTerry()
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
-    assert_close(step_of(make(micro=micro), update, algorithm)[0], whole, 1e-5)
+    assert_close(step_of(make(micro=micro), update, algorithm)[0], undivided_gradients, 1e-5)
 
 
 @pytest.mark.parametrize("least", [1, 5, 10_000])
-def test_the_update_does_not_depend_on_sharing(pairs, whole, least, monkeypatch):
+def test_the_update_does_not_depend_on_sharing(pairs, undivided_gradients, least, monkeypatch):
     algorithm = BradleyTerry()
     monkeypatch.setattr(backbone, "min_shared_of", lambda _: least)
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
-    found, result = step_of(make(), update, algorithm)
-    assert_close(found, whole, 1e-5)
+    gradients, result = step_of(make(), update, algorithm)
+    assert_close(gradients, undivided_gradients, 1e-5)
     full = sum(len(row) for row in pairs[0])
     assert (result.metrics["reward_model/computed_tokens"] < full) == (least < 10_000)
 
 
 @settings(max_examples=6, deadline=None)
 @given(order=st.permutations(range(PAIRS)))
-def test_the_update_does_not_depend_on_the_order_of_pairs(pairs, whole, order):
+def test_the_update_does_not_depend_on_the_order_of_pairs(pairs, undivided_gradients, order):
     rows, margins = pairs
     moved = [row for pair in order for row in rows[2 * pair : 2 * pair + 2]]
     algorithm = BradleyTerry()
     update = Update(experience_of(moved, margins[list(order)], algorithm), np.arange(2 * PAIRS))
-    assert_close(step_of(make(), update, algorithm)[0], whole, 1e-5)
+    assert_close(step_of(make(), update, algorithm)[0], undivided_gradients, 1e-5)
 
 
 def test_a_pair_over_the_budget_is_named_and_not_split(pairs):
@@ -228,9 +230,9 @@ def test_the_critics_loss_and_gradient_are_those_of_plain_transformers(pairs, mi
     loss.backward()
     wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
 
-    found, result = step_of(make("before", micro), update, PPO())
+    gradients, result = step_of(make("before", micro), update, PPO())
     assert result.metrics["critic/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert_close(found, wanted, 1e-5)
+    assert_close(gradients, wanted, 1e-5)
 
 
 def test_state_comes_back_under_the_roles_own_name(pairs):
@@ -244,8 +246,8 @@ def test_state_comes_back_under_the_roles_own_name(pairs):
     again.load(kept.__getitem__)
     for each in (learner, again):
         each.update(update, algorithm)
-    one, two = learner.weights(), again.weights()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    saved, loaded = learner.weights(), again.weights()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
 def test_an_update_of_half_the_pairs_weighs_each_by_its_own_number(pairs):
@@ -255,6 +257,6 @@ def test_an_update_of_half_the_pairs_weighs_each_by_its_own_number(pairs):
     half = Update(experience, np.arange(PAIRS))
     rows, margins = pairs
     alone = experience_of(rows[:PAIRS], margins[: PAIRS // 2], algorithm)
-    one, _ = step_of(make(), half, algorithm)
+    half_gradients, _ = step_of(make(), half, algorithm)
     two, _ = step_of(make(), Update(alone, np.arange(PAIRS)), algorithm)
-    assert_close(one, two, 1e-5)
+    assert_close(half_gradients, two, 1e-5)

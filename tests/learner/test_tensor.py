@@ -37,8 +37,8 @@ def config(kind: str, **changes: int | bool):
 def test_a_dense_decoder_can_be_cut_into_what_divides_its_heads_and_features(kind: str) -> None:
     for size in (1, 2, 3, 6):
         require_matrices(config(kind), size)
-    told = "4: 6 key heads of this .* cannot be cut into 4 equal parts; what works: 1, 2, 3, 6"
-    with pytest.raises(UsageError, match=f"learner.tensor_parallel = {told}"):
+    message = "4: 6 key heads of this .* cannot be cut into 4 equal parts; what works: 1, 2, 3, 6"
+    with pytest.raises(UsageError, match=f"learner.tensor_parallel = {message}"):
         require_matrices(config(kind), 4)
 
 
@@ -98,8 +98,8 @@ def test_a_bias_that_every_rank_would_add_is_refused(key: str) -> None:
 
 def test_context_parallel_deals_the_heads_that_tensor_parallel_leaves() -> None:
     require_heads(config("llama"), 2, 6)
-    told = "2: 3 attention heads with 1 key heads that tensor_parallel = 4 leaves each rank"
-    with pytest.raises(UsageError, match=f"context_parallel = {told}"):
+    message = "2: 3 attention heads with 1 key heads that tensor_parallel = 4 leaves each rank"
+    with pytest.raises(UsageError, match=f"context_parallel = {message}"):
         require_heads(config("llama", num_key_value_heads=4), 2, 4)
 
 
@@ -114,10 +114,10 @@ def test_a_part_of_an_adapters_inputs_drops_what_the_whole_would_there() -> None
     masks, rows = RowMasks(3, 0.5), torch.arange(5)
     x = torch.ones(5, 16)
     with masks.of(rows, 0):
-        whole = CounterDropout(masks, "o_proj", 16, x.device)(x)
+        full_output = CounterDropout(masks, "o_proj", 16, x.device)(x)
         second = CounterDropout(masks, "o_proj", 16, x.device)
         second.cut(1, 2)
-        assert torch.equal(second(x[:, 8:]), whole[:, 8:])
+        assert torch.equal(second(x[:, 8:]), full_output[:, 8:])
     with pytest.raises(UsageError, match=r"14 inputs that tensor_parallel cuts in 2.*dropout = 0"):
         CounterDropout(masks, "o_proj", 14, x.device).cut(0, 2)
 
@@ -127,13 +127,18 @@ def test_dropout_of_adapters_on_what_is_not_cut_is_refused() -> None:
     ranks: Any = SimpleNamespace(
         grid=Grid(tensor=2), tensor_rank=0, groups=SimpleNamespace(tensor=None)
     )
-    for targets, told in ((("q_proj",), None), (("q_proj", "up_proj"), "shared_expert.up_proj")):
+    for targets, refused_target in (
+        (("q_proj",), None),
+        (("q_proj", "up_proj"), "shared_expert.up_proj"),
+    ):
         lm = model(Case("none", type="qwen2_moe"))
         add_adapter(lm, LoraSettings(rank=2, alpha=2, dropout=0.5, targets=targets), seed=1)
-        if told is None:
+        if refused_target is None:
             cut_matrices(lm, ranks)
         else:
-            with pytest.raises(UsageError, match=rf"model\.lora\.dropout on .*{told}.* use 0"):
+            with pytest.raises(
+                UsageError, match=rf"model\.lora\.dropout on .*{refused_target}.* use 0"
+            ):
                 cut_matrices(lm, ranks)
 
 

@@ -17,8 +17,8 @@ def experience_of(groups: list[int]) -> Experience:
 def cut(
     experience: Experience, batch: int, per_pass: int, epochs: int = 1, seed: int = 0, step: int = 0
 ) -> list[np.ndarray]:
-    made = updates(experience, batch, per_pass, epochs, seed, step)
-    return [update.rows for update in made]
+    all_updates = updates(experience, batch, per_pass, epochs, seed, step)
+    return [update.rows for update in all_updates]
 
 
 @given(
@@ -35,14 +35,14 @@ def test_every_kept_sample_is_in_one_update_of_each_pass_and_none_of_them_is_a_r
     """
     groups = [g for g, size in enumerate(sizes) for _ in range(size)]
     n = min(len(groups), batch * per_pass)  # a step never has more
-    made = cut(experience_of(groups[:n]), batch, per_pass, epochs)
-    each = len(made) // epochs
-    assert len(made) == each * epochs
+    cut_rows = cut(experience_of(groups[:n]), batch, per_pass, epochs)
+    each = len(cut_rows) // epochs
+    assert len(cut_rows) == each * epochs
     assert 1 <= each <= per_pass
     for epoch in range(epochs):
-        rows = made[epoch * each : (epoch + 1) * each]
+        rows = cut_rows[epoch * each : (epoch + 1) * each]
         assert sorted(np.concatenate(rows).tolist()) == list(range(n))
-        lengths = [len(one) for one in rows]
+        lengths = [len(rows_of_update) for rows_of_update in rows]
         assert max(lengths) - min(lengths) <= 1
         assert each == 1 or min(lengths) >= batch / 2
         assert each == per_pass or n / (each + 1) < -(-batch // 2)  # no more would have done
@@ -53,16 +53,16 @@ def test_whole_groups_are_divided_over_updates_without_a_cut_through_one(
     sizes: list[int], batch: int, per_pass: int
 ):
     groups = np.array([g for g, size in enumerate(sizes) for _ in range(size)])
-    made = list(
+    all_updates = list(
         updates(experience_of(groups.tolist()), batch, per_pass, 1, 0, 0, whole_groups=True)
     )
-    rows = [update.rows for update in made]
+    rows = [update.rows for update in all_updates]
     assert sorted(np.concatenate(rows).tolist()) == list(range(len(groups)))
     assert len(rows) <= per_pass
-    held = [set(groups[one].tolist()) for one in rows]
+    held = [set(groups[rows_of_update].tolist()) for rows_of_update in rows]
     assert sum(map(len, held)) == len(set.union(*held))
-    lengths = [len(one) for one in rows]
-    assert all(abs(one - len(groups) / len(rows)) <= max(sizes) for one in lengths)
+    lengths = [len(rows_of_update) for rows_of_update in rows]
+    assert all(abs(length - len(groups) / len(rows)) <= max(sizes) for length in lengths)
     assert len(rows) == 1 or min(lengths) >= batch / 2
 
 
@@ -70,7 +70,7 @@ def test_what_is_left_of_a_step_is_spread_over_the_updates_that_were_planned():
     """By hand: 64 samples were planned as four updates of 16."""
 
     def lengths(n: int) -> list[int]:
-        return [len(one) for one in cut(experience_of(list(range(n))), 16, 4)]
+        return [len(rows_of_update) for rows_of_update in cut(experience_of(list(range(n))), 16, 4)]
 
     assert lengths(64) == [16, 16, 16, 16]
     assert lengths(50) == [12, 13, 12, 13]  # cut at 12.5, 25, 37.5; not 16, 16, 16 and 2
@@ -88,7 +88,10 @@ def test_nothing_left_is_no_update():
 def test_groups_lie_together_when_shuffled():
     experience = experience_of([0, 0, 1, 1, 2, 2, 3, 3])
     rows = cut(experience, 2, 4)
-    assert all(len(set(experience.sequences.group[one].tolist())) == 1 for one in rows)
+    assert all(
+        len(set(experience.sequences.group[rows_of_update].tolist())) == 1
+        for rows_of_update in rows
+    )
 
 
 def test_the_order_depends_on_seed_step_and_epoch_alone():

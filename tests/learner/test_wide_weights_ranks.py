@@ -99,12 +99,14 @@ def test_they_compute_in_float32_and_learn_as_in_one_process(
         folder.mkdir()
     train(Ranks(), alone, models[kind], "none")
     run_ranks(2, train, together, models[kind], stage)
-    one, several = (load_file(folder / "moved.safetensors") for folder in (alone, together))
-    assert one.keys() == several.keys()
-    kept = [name for name in one if name.endswith(KINDS[kind])]
+    single, several = (load_file(folder / "moved.safetensors") for folder in (alone, together))
+    assert single.keys() == several.keys()
+    kept = [name for name in single if name.endswith(KINDS[kind])]
     assert kept
     for name in kept:
         assert several[name].dtype == torch.float32
-        assert (float(one[name].norm()) > 0) is (kind != "afmoe")  # its bias only chooses experts
-        difference = float((one[name] - several[name]).norm())
-        assert difference <= 0.05 * float(one[name].norm())  # of bfloat16
+        assert (float(single[name].norm()) > 0) is (
+            kind != "afmoe"
+        )  # its bias only chooses experts
+        difference = float((single[name] - several[name]).norm())
+        assert difference <= 0.05 * float(single[name].norm())  # of bfloat16

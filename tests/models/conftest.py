@@ -15,11 +15,11 @@ TYPES = get_args(ModelType)
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """fresh("qwen2"): the directory of a model of that type; do not change it."""
-    made: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp("models") / kind
+        if kind not in paths:
+            paths[kind] = tmp_path_factory.mktemp("models") / kind
             init = ModelInit(
                 type=kind,  # pyright: ignore[reportArgumentType]
                 hidden_size=32,
@@ -31,7 +31,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 initializer_range=0.2,  # logits well apart
                 tokenizer=TokenizerInit(kind="characters"),
             )
-            make_fresh(init, [], 0, made[kind])
-        return made[kind]
+            make_fresh(init, [], 0, paths[kind])
+        return paths[kind]
 
     return make

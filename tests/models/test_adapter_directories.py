@@ -43,7 +43,7 @@ def written_by_peft(base: Path, to: Path, dtype: torch.dtype = torch.float32, **
         model: Any = peft.get_peft_model(lm, lora)
         model.save_pretrained(to)
     if dtype != torch.float32:
-        weights = {name: one.to(dtype) for name, one in load_file(to / WEIGHTS).items()}
+        weights = {name: tensor.to(dtype) for name, tensor in load_file(to / WEIGHTS).items()}
         save_file(weights, to / WEIGHTS)
     return to
 
@@ -95,16 +95,16 @@ def test_in_bfloat16_each_merged_weight_is_rounded_once(
     lm.save_pretrained(base)
     adapter = written_by_peft(base, tmp_path / "adapter")
     wanted = merged_by_peft(base, adapter)
-    found: Any = load_model(str(adapter), dtype=torch.bfloat16).lm
+    merged: Any = load_model(str(adapter), dtype=torch.bfloat16).lm
     name = "model.layers.1.self_attn.q_proj.weight"
     weight = wanted.get_parameter(name).bfloat16()
-    assert (found.get_parameter(name) != weight).float().mean() < 0.005  # ties of float32 sums
-    torch.testing.assert_close(found.get_parameter(name), weight, rtol=0.01, atol=1e-6)
+    assert (merged.get_parameter(name) != weight).float().mean() < 0.005  # ties of float32 sums
+    torch.testing.assert_close(merged.get_parameter(name), weight, rtol=0.01, atol=1e-6)
     assert load_config(str(adapter)).dtype == torch.bfloat16
     export_merged(adapter, tmp_path / "whole")
     kept = load_file(tmp_path / "whole" / "model.safetensors")
     assert kept[name].dtype == torch.bfloat16
-    assert torch.equal(kept[name], found.get_parameter(name))
+    assert torch.equal(kept[name], merged.get_parameter(name))
 
 
 @torch.no_grad()
@@ -118,8 +118,8 @@ def test_a_reward_model_s_adapter_brings_its_head(
     trained = add_adapter(lm, settings, seed=0)
     generator = torch.Generator().manual_seed(1)
     trained.load({
-        name: one.detach() + 0.1 * torch.randn(one.shape, generator=generator)
-        for name, one in trained.parameters().items()
+        name: parameter.detach() + 0.1 * torch.randn(parameter.shape, generator=generator)
+        for name, parameter in trained.parameters().items()
     })  # fmt: skip
     adapter = tmp_path / "reward"
     write_adapter(trained.parameters(), settings, str(fresh("qwen3")), adapter)
@@ -128,13 +128,13 @@ def test_a_reward_model_s_adapter_brings_its_head(
     )
     model: Any = peft.PeftModel.from_pretrained(base, str(adapter), autocast_adapter_dtype=False)
     wanted = model.double().merge_and_unload().eval()(IDS).logits
-    found: Any = load_score_model(str(adapter), dtype=torch.float32, fresh_head=False).lm
-    found.set_attn_implementation("eager")
-    torch.testing.assert_close(found(IDS).logits.double(), wanted, atol=2e-5, rtol=1e-5)
+    loaded: Any = load_score_model(str(adapter), dtype=torch.float32, fresh_head=False).lm
+    loaded.set_attn_implementation("eager")
+    torch.testing.assert_close(loaded(IDS).logits.double(), wanted, atol=2e-5, rtol=1e-5)
     export_merged(adapter, tmp_path / "whole")
-    whole: Any = load_score_model(str(tmp_path / "whole"), dtype=torch.float32).lm
-    whole.set_attn_implementation("eager")
-    torch.testing.assert_close(whole(IDS).logits.double(), wanted, atol=2e-5, rtol=1e-5)
+    merged: Any = load_score_model(str(tmp_path / "whole"), dtype=torch.float32).lm
+    merged.set_attn_implementation("eager")
+    torch.testing.assert_close(merged(IDS).logits.double(), wanted, atol=2e-5, rtol=1e-5)
     with pytest.raises(UsageError, match="ask it with postgrad serve-reward"):
         load_model(str(adapter), dtype=torch.float32)
     policy = written_by_peft(fresh("qwen3"), tmp_path / "policy")
@@ -178,9 +178,9 @@ def test_adapters_of_other_kinds_are_merged_as_peft_merges_them(
     make_fresh(init, [], 0, tmp_path / "base")
     adapter = written_by_peft(tmp_path / "base", tmp_path / "adapter", **more)
     weights = load_file(adapter / WEIGHTS)
-    for name, one in weights.items():
+    for name, tensor in weights.items():
         if "magnitude" in name or ".lora_" not in name:
-            weights[name] = one * 1.3
+            weights[name] = tensor * 1.3
     save_file(weights, adapter / WEIGHTS)
     theirs = dict(merged_by_peft(tmp_path / "base", adapter).named_parameters())
     base = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "base").named_parameters())
@@ -290,7 +290,7 @@ A0, B0 = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight" fo
 
 
 def cut(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one for name, one in weights.items() if "layers.1." not in name}
+    return {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
 
 
 def narrow(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -298,7 +298,9 @@ def narrow(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def deeper(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    far = {name.replace("layers.1.", "layers.7."): one.clone() for name, one in weights.items()}
+    far = {
+        name.replace("layers.1.", "layers.7."): tensor.clone() for name, tensor in weights.items()
+    }
     return weights | far
 
 
@@ -324,12 +326,12 @@ def test_the_hash_covers_adapter_and_base(fresh: Callable[[str], Path], tmp_path
     adapter = written_by_peft(base, tmp_path / "adapter")
     seen = {model_hash(adapter), model_hash(adapter, weights=False)}
     weights = load_file(base / "model.safetensors")
-    save_file({name: one + 1 for name, one in weights.items()}, base / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, base / "model.safetensors")
     assert model_hash(adapter, weights=False) in seen
     assert model_hash(adapter) not in seen
     seen.add(model_hash(adapter))
     weights = load_file(adapter / WEIGHTS)
-    save_file({name: one + 1 for name, one in weights.items()}, adapter / WEIGHTS)
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, adapter / WEIGHTS)
     assert model_hash(adapter, weights=False) in seen
     assert model_hash(adapter) not in seen
     changed(adapter, lora_alpha=50)

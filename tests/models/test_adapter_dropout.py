@@ -79,9 +79,9 @@ def test_masks_of_neighbours_rows_layers_updates_and_seeds_are_independent() -> 
         "seed": dropped(0.5, seed=1).double() - 0.5,
         "keys": dropped(0.5, keys=KEYS + 1).double() - 0.5,
     }
-    for what, other in others.items():
+    for variant, other in others.items():
         correlation = float((mask * other).mean()) * 4
-        assert abs(correlation) < 4 / mask.numel() ** 0.5, what
+        assert abs(correlation) < 4 / mask.numel() ** 0.5, variant
     assert torch.equal(dropped(0.5), dropped(0.5))
 
 
@@ -156,19 +156,19 @@ def logprobs_and_gradients(
     lm: Any, adapter: Adapter, cut: list[list[int]], *, min_shared: int, update: int = 3
 ) -> tuple[list[list[float]], Tensor]:
     """Logprobs of each of ROWS and the gradient of their squares, over the layouts of a cut."""
-    found: list[list[float]] = [[] for _ in ROWS]
+    logprobs_by_row: list[list[float]] = [[] for _ in ROWS]
     for rows in cut:
         layout = layout_of(rows, min_shared=min_shared)
         with adapter.dropping(keys_of(layout), update):
             logprobs = forward(lm, layout)
             logprobs.square().sum().backward()
         for number, row in enumerate(rows):
-            mine = layout.sequence == number
-            order = np.argsort(layout.column[mine])
-            found[row] = logprobs.detach()[torch.from_numpy(mine)][order].tolist()
+            places = layout.sequence == number
+            order = np.argsort(layout.column[places])
+            logprobs_by_row[row] = logprobs.detach()[torch.from_numpy(places)][order].tolist()
     gradients = torch.cat([p.grad.flatten() for p in adapter.parameters().values()])
     lm.zero_grad()
-    return found, gradients
+    return logprobs_by_row, gradients
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -180,8 +180,8 @@ def test_packing_sharing_order_and_checkpointing_change_nothing(
     lm, adapter = adapted(checkpointing=checkpointing)
     torch.manual_seed(5)
     for cut, min_shared in [([[0, 1, 2, 3]], 1), ([[2, 3, 1, 0]], 100), ([[3, 2], [1, 0]], 2)]:
-        found, other = logprobs_and_gradients(lm, adapter, cut, min_shared=min_shared)
-        for row, expected in zip(found, alone, strict=True):
+        logprobs_by_row, other = logprobs_and_gradients(lm, adapter, cut, min_shared=min_shared)
+        for row, expected in zip(logprobs_by_row, alone, strict=True):
             np.testing.assert_allclose(row, expected, atol=3e-5, rtol=1e-5)
         assert float((other - gradients).norm()) < 1e-5 * float(gradients.norm())
     assert layout_of([0, 1, 2, 3], min_shared=1).n_tokens < sum(map(len, ROWS))
@@ -192,11 +192,11 @@ def test_another_update_has_other_masks_and_evaluation_none(
 ) -> None:
     lm, adapter = adapted()
     cut = [[0, 1, 2, 3]]
-    one, _ = logprobs_and_gradients(lm, adapter, cut, min_shared=1)
+    masked, _ = logprobs_and_gradients(lm, adapter, cut, min_shared=1)
     other, _ = logprobs_and_gradients(lm, adapter, cut, min_shared=1, update=4)
     again, _ = logprobs_and_gradients(lm, adapter, cut, min_shared=1)
-    assert one == again
-    assert np.abs(np.concatenate(one) - np.concatenate(other)).max() > 0.01
+    assert masked == again
+    assert np.abs(np.concatenate(masked) - np.concatenate(other)).max() > 0.01
     layout = layout_of([0, 1, 2, 3], min_shared=1)
     off = forward(lm, layout)
     plain_lm, plain = adapted(p=0.0)

@@ -64,8 +64,8 @@ def copied(written: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
         to.mkdir()
         config = json.loads((written["path"] / "adapter_config.json").read_text("utf-8"))
         (to / "adapter_config.json").write_text(json.dumps(config | changes), "utf-8")
-        own = load_file(written["path"] / "adapter_model.safetensors")
-        save_file(own if weights is None else weights, to / "adapter_model.safetensors")
+        own_weights = load_file(written["path"] / "adapter_model.safetensors")
+        save_file(own_weights if weights is None else weights, to / "adapter_model.safetensors")
         return to
 
     return copy

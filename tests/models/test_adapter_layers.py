@@ -308,7 +308,7 @@ def test_frozen_matrices_that_are_joined_give_pefts_results_and_stay_the_models_
     fill(adapter, seed=1)
     lm.double()
     before = {name: p.detach().clone() for name, p in lm.named_parameters()}
-    own = outcome(lm, torch.float64)
+    plain_outcome = outcome(lm, torch.float64)
     products: list[tuple[int, ...]] = []
     adapter.join_frozen()
     add = adapter_products._with_product
@@ -325,7 +325,9 @@ def test_frozen_matrices_that_are_joined_give_pefts_results_and_stay_the_models_
     assert products == 2 * forward + 2 * backward
     assert require_same(lm, torch.float64, EXACT) == 1 + 2 * 2 * 7
     for name, tensor in joined.items():
-        assert (tensor - own[name]).norm() <= 2 * EXACT * own[name].norm(), name  # of PEFT's each
+        assert (tensor - plain_outcome[name]).norm() <= 2 * EXACT * plain_outcome[name].norm(), (
+            name
+        )  # of PEFT's each
     assert {n: p.shape for n, p in lm.named_parameters()} == {n: p.shape for n, p in before.items()}
     assert all(torch.equal(p, before[name]) for name, p in lm.named_parameters())
     block: Any = lm.model.layers[0]  # pyright: ignore[reportIndexIssue]

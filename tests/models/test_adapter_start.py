@@ -131,9 +131,9 @@ def test_its_files_change_the_base_as_it_was(
     read: Any = load_model(str(to), dtype=torch.float32).lm
     read.set_attn_implementation("eager")
     torch.testing.assert_close(read(IDS).logits, ours, **close)
-    whole = plain(base)
-    whole.load_state_dict(dict(adapter.hub_weights()), strict=False)
-    torch.testing.assert_close(whole(IDS).logits, ours, **close)
+    merged = plain(base)
+    merged.load_state_dict(dict(adapter.hub_weights()), strict=False)
+    torch.testing.assert_close(merged(IDS).logits, ours, **close)
     state = merged_state(str(base), adapter.parameters(), settings)
     for name, tensor in adapter.merged():
         assert torch.equal(real(state[name]), tensor), name
@@ -182,7 +182,7 @@ def of(adapter: Adapter) -> list[Tensor]:
 
 
 def test_weights_that_lie_in_files_give_the_same_start(fresh: Callable[[str], Path]) -> None:
-    one, other = (
+    loaded, other = (
         add_adapter(
             load_model(str(fresh("qwen3")), dtype=torch.float32, in_files=in_files).lm,
             PISSA,
@@ -190,7 +190,7 @@ def test_weights_that_lie_in_files_give_the_same_start(fresh: Callable[[str], Pa
         )
         for in_files in (False, True)
     )
-    pairs = zip(of(one), of(other), strict=True)
+    pairs = zip(of(loaded), of(other), strict=True)
     assert all(torch.equal(a, real(b)) for a, b in pairs)
 
 

@@ -64,15 +64,15 @@ def test_the_merged_weights_are_a_plain_model_with_the_same_logits(
     lm = model(kind)
     adapter = moved(add_adapter(lm, SMALL, seed=0))
     plain: Any = AutoModelForCausalLM.from_pretrained(fresh(kind), dtype=torch.float32)
-    own = dict(plain.named_parameters())
+    plain_parameters = dict(plain.named_parameters())
     weights = dict(adapter.hub_weights())
-    assert weights.keys() == own.keys()
+    assert weights.keys() == plain_parameters.keys()
     merged = dict(adapter.merged())
     assert len(merged) == 14  # 7 linear layers in each of 2
     assert all(tensor.dtype == torch.float32 for tensor in merged.values())
     for name, tensor in weights.items():
-        assert torch.equal(tensor, own[name]) == (name not in merged)
-        own[name].copy_(tensor)
+        assert torch.equal(tensor, plain_parameters[name]) == (name not in merged)
+        plain_parameters[name].copy_(tensor)
     torch.testing.assert_close(plain(IDS).logits, lm(IDS).logits, atol=3e-5, rtol=1e-5)
 
 
@@ -187,19 +187,19 @@ def test_the_same_arguments_give_the_same_bits_and_no_generator_is_touched(
     torch.manual_seed(3)
     drawn = torch.rand(1)
     torch.manual_seed(3)
-    made = [
+    adapters = [
         add_adapter(model(), SMALL, seed=seed, name=name).parameters()
         for seed, name in [(0, "policy"), (0, "policy"), (1, "policy"), (0, "critic")]
     ]
     assert torch.rand(1) == drawn
-    for name, first in made[0].items():
-        assert torch.equal(first, made[1][name])
+    for name, first in adapters[0].items():
+        assert torch.equal(first, adapters[1][name])
         if "lora_A" in name:
-            assert not torch.equal(first, made[2][name])
-            assert not torch.equal(first, made[3][name])
+            assert not torch.equal(first, adapters[2][name])
+            assert not torch.equal(first, adapters[3][name])
         else:
             assert not first.any()
-    layers = [p.flatten()[:128] for n, p in made[0].items() if "lora_A" in n]
+    layers = [p.flatten()[:128] for n, p in adapters[0].items() if "lora_A" in n]
     assert len({tuple(layer.tolist()) for layer in layers}) == len(layers)
 
 

@@ -174,8 +174,8 @@ def checkpointed(
 
 @pytest.mark.slow
 def test_checkpointed_layers_keep_their_inputs_alone() -> None:
-    backbone, (whole, plain) = checkpointed(), both("qwen3")
-    assert bytes_kept(backbone, 1) < bytes_kept(whole, 1) / 2
+    backbone, (compiled_backbone, plain) = checkpointed(), both("qwen3")
+    assert bytes_kept(backbone, 1) < bytes_kept(compiled_backbone, 1) / 2
     require_same(backbone, plain, range(1, 3))
     assert not counters["graph_break"]
 
@@ -187,7 +187,7 @@ def test_inputs_in_the_hosts_memory_change_no_bit_and_add_no_graph(
 ) -> None:
     monkeypatch.setattr(linear, "has_fast_products", lambda: False)  # asked on a CPU only
     outcomes: list[tuple[Tensor, Tensor]] = []
-    made: list[int] = []
+    graph_counts: list[int] = []
     for how in (True, "offload"):
         torch._dynamo.reset()
         counters.clear()
@@ -196,12 +196,12 @@ def test_inputs_in_the_hosts_memory_change_no_bit_and_add_no_graph(
         if adapted:
             give_adapters(backbone)
         outcomes.append(outcome(backbone, 1))
-        made.append(graphs())
+        graph_counts.append(graphs())
         assert not counters["graph_break"]
         on_host = [hasattr(layer, HOST_INPUTS) for layer in layers_of(backbone.lm)]
         assert on_host == [how == "offload"] * LAYERS
     assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
-    assert made[0] == made[1]
+    assert graph_counts[0] == graph_counts[1]
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
         seen: list[Any] = []
 
         def backend(graph: Any, inputs: list[Any]) -> Any:
-            tensors = [one for one in inputs if isinstance(one, Tensor)]
+            tensors = [input_tensor for input_tensor in inputs if isinstance(input_tensor, Tensor)]
             seen.append([[hint(size) for size in tensor.shape] for tensor in tensors])
             return graph.forward
 

@@ -141,7 +141,7 @@ def test_layouts_with_images_and_without_need_one_graph(kind: str) -> None:
     album = Album(kind)
     backbone, plain = album.backbone(kind), album.backbone(kind, None)
     require_same(backbone, plain, album, range(3))
-    made, sizes = graphs(), set[tuple[int, int]]()
+    graphs_before, sizes = graphs(), set[tuple[int, int]]()
     for seed in range(3, 40):
         sequences = album.sequences(seed)
         (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
@@ -150,7 +150,7 @@ def test_layouts_with_images_and_without_need_one_graph(kind: str) -> None:
     assert len(sizes) > 30
     assert {images for _, images in sizes} >= {0, 1, 2}
     # Two of layers, for layouts in one square of scores and for longer ones, and two of the head.
-    assert (made, graphs()) <= (4, 4)
+    assert (graphs_before, graphs()) <= (4, 4)
     assert not counters["graph_break"]
 
 
@@ -180,12 +180,12 @@ def test_images_that_are_seen_whole_are_attended_to_between_graphs(checkpointed:
     album = Album("gemma3")
     backbone = album.backbone("gemma3", checkpointed=checkpointed)
     require_same(backbone, album.backbone("gemma3", None), album, range(2))
-    made = graphs()
+    graphs_before = graphs()
     for seed in range(2, 12):
         sequences = album.sequences(seed)
         (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
         backbone.logprobs(layout, 1.0)
-    assert graphs() == made
+    assert graphs() == graphs_before
 
 
 @pytest.mark.slow

@@ -80,8 +80,8 @@ def test_chunks_give_the_divergences_and_gradients_of_all_logits(
     torch.testing.assert_close(read[0], logprobs.detach().float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(read[1], apart.detach().float(), rtol=1e-5, atol=1e-5)
     got = [got_at.grad, student.head.weight.grad, student.head.bias.grad]
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for actual, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(actual, other, rtol=1e-4, atol=1e-5)
     assert teacher.head.weight.grad is None
 
 
@@ -128,5 +128,5 @@ def test_stored_tokens_give_the_divergences_of_them_and_all_others_together(
     (coming[1] * read).sum().backward()
     torch.testing.assert_close(read, apart.detach().float(), rtol=1e-5, atol=1e-5)
     got = [got_at.grad, student.head.weight.grad, student.head.bias.grad]
-    for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

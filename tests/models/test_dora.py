@@ -128,9 +128,11 @@ def test_results_and_gradients_are_peft_s(bias: bool) -> None:
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=1e-12)
     for kind in ("lora_A", "lora_B", "lora_magnitude_vector"):
-        mine, other = (getattr(layer, kind)["policy"].weight.grad for layer in (ours, theirs))
-        assert float(mine.abs().max()) > 1e-3
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+        ours_gradient, other = (
+            getattr(layer, kind)["policy"].weight.grad for layer in (ours, theirs)
+        )
+        assert float(ours_gradient.abs().max()) > 1e-3
+        torch.testing.assert_close(ours_gradient, other, rtol=1e-12, atol=1e-12)
 
 
 def test_rows_of_zeros_stay_finite() -> None:

@@ -19,17 +19,17 @@ def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def pair(padding: int | None = None) -> tuple[nn.Embedding, nn.Embedding]:
     """torch's and ours with the same weights."""
     torch.manual_seed(0)
-    whole = nn.Embedding(WORDS, WIDTH, padding)
+    reference_embedding = nn.Embedding(WORDS, WIDTH, padding)
     ours = nn.Embedding(WORDS, WIDTH, padding)
-    ours.load_state_dict(whole.state_dict())
+    ours.load_state_dict(reference_embedding.state_dict())
     speed_up(ours, torch.device("cpu"))
     assert type(ours) is WordEmbedding
-    return whole, ours
+    return reference_embedding, ours
 
 
-def gradient(one: nn.Embedding) -> torch.Tensor:
-    assert one.weight.grad is not None
-    return one.weight.grad
+def gradient(embedding: nn.Embedding) -> torch.Tensor:
+    assert embedding.weight.grad is not None
+    return embedding.weight.grad
 
 
 @pytest.mark.parametrize("padding", [None, 3])
@@ -37,40 +37,40 @@ def gradient(one: nn.Embedding) -> torch.Tensor:
 def test_rows_and_gradients_of_micro_batches_are_the_same_bits(
     padding: int | None, again: bool
 ) -> None:
-    whole, ours = pair(padding)
+    reference_embedding, ours = pair(padding)
     places: set[int] = set()
     for seed in range(3):
         drawn = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 9, (2, 50), generator=drawn)  # every word often
         coming = torch.randn(2, 50, WIDTH, generator=drawn)
-        for one in (whole, ours):
-            rows = checkpoint(one, ids, use_reentrant=False) if again else one(ids)
+        for embedding in (reference_embedding, ours):
+            rows = checkpoint(embedding, ids, use_reentrant=False) if again else embedding(ids)
             rows.backward(coming)
-        assert torch.equal(whole(ids), ours(ids))
-        assert torch.equal(gradient(whole), gradient(ours))
+        assert torch.equal(reference_embedding(ids), ours(ids))
+        assert torch.equal(gradient(reference_embedding), gradient(ours))
         places.add(gradient(ours).data_ptr())
     assert len(places) == 1
 
 
 def test_a_head_that_is_tied_to_it_adds_to_the_same_gradient() -> None:
-    found: list[torch.Tensor] = []
-    for one in pair():
+    gradients: list[torch.Tensor] = []
+    for embedding in pair():
         head = nn.Linear(WIDTH, WORDS, bias=False)
-        head.weight = one.weight
+        head.weight = embedding.weight
         speed_up(head, torch.device("cpu"))
         ids = torch.arange(12) % 5
         for _ in range(2):
-            head(one(ids).tanh()).square().sum().backward()
-        found.append(gradient(one))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+            head(embedding(ids).tanh()).square().sum().backward()
+        gradients.append(gradient(embedding))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_frozen_or_wants_more_than_rows_goes_torchs_way() -> None:
-    whole, ours = pair()
+    reference_embedding, ours = pair()
     ours.requires_grad_(False)
     assert not ours(torch.arange(4)).requires_grad
     ours.requires_grad_(True)
-    for one in (whole, ours):
-        one.scale_grad_by_freq = True
-        one(torch.tensor([1, 1, 2])).sum().backward()
-    assert torch.equal(gradient(whole), gradient(ours))
+    for embedding in (reference_embedding, ours):
+        embedding.scale_grad_by_freq = True
+        embedding(torch.tensor([1, 1, 2])).sum().backward()
+    assert torch.equal(gradient(reference_embedding), gradient(ours))

@@ -44,9 +44,9 @@ def test_the_exported_model_has_the_given_weights(
     weights = changed(fresh(kind))
     export_hf(weights, str(fresh(kind)), tmp_path / "model", dtype=torch.float32)
     read: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    found = dict(read.named_parameters())
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    parameters = dict(read.named_parameters())
+    assert parameters.keys() == weights.keys()
+    assert all(torch.equal(parameters[name], weights[name]) for name in weights)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(fresh(kind)).chat_template
     generation = GenerationConfig.from_pretrained(tmp_path / "model")

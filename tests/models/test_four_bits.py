@@ -133,8 +133,8 @@ def test_an_export_merges_into_what_four_bits_read_not_into_the_files(
     state = merged_state(str(fresh("qwen3")), weights, SMALL, quantize="4bit", dtype=dtype)
     for name, tensor in adapter.merged():
         assert torch.equal(state[name], tensor), name
-    whole = merged_state(str(fresh("qwen3")), weights, SMALL)
-    assert any((state[name] - whole[name].float()).abs().max() > 0.01 for name in state)
+    merged = merged_state(str(fresh("qwen3")), weights, SMALL)
+    assert any((state[name] - merged[name].float()).abs().max() > 0.01 for name in state)
 
 
 def test_the_adapter_alone_can_be_written_and_read_by_peft(fresh: Fresh, tmp_path: Path) -> None:

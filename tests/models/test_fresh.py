@@ -155,8 +155,8 @@ def test_a_shipped_recipes_prompt_keeps_its_tokens_without_the_white_space_at_it
     prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     assert prompt != prompt.rstrip()
     start = tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
-    whole = tokenizer(prompt + "abc", add_special_tokens=False)["input_ids"]
-    assert whole[: len(start)] == start
-    assert tokenizer.convert_ids_to_tokens(whole[len(start) :]) == ["\n", "a", "b", "c"]
+    joint_ids = tokenizer(prompt + "abc", add_special_tokens=False)["input_ids"]
+    assert joint_ids[: len(start)] == start
+    assert tokenizer.convert_ids_to_tokens(joint_ids[len(start) :]) == ["\n", "a", "b", "c"]
     letters = tokenizer(turn[0]["content"], add_special_tokens=False)["input_ids"]
     assert len(letters) == len(turn[0]["content"])  # roles are tokens at a turn's start only

@@ -49,18 +49,18 @@ def layers(names: Iterable[str]) -> set[str]:
 @pytest.mark.parametrize("kind", NAMES)
 def test_routers_are_their_weights_and_the_biases_that_they_choose_by(kind: str) -> None:
     lm = on_meta(kind)
-    found = frozen_names(lm, ("router",))
-    assert {name.split(".", 3)[3] for name in found} == NAMES[kind]
-    assert found <= {name for name, _ in lm.named_parameters()}
+    names = frozen_names(lm, ("router",))
+    assert {name.split(".", 3)[3] for name in names} == NAMES[kind]
+    assert names <= {name for name, _ in lm.named_parameters()}
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_every_layer_with_experts_has_a_router(kind: str) -> None:
     lm = on_meta(kind)
     experts = [name for name, _ in lm.named_parameters() if ".experts." in name]
-    found = frozen_names(lm, ("router",))
-    assert layers(found) == layers(experts)
-    assert not found & set(experts)
+    names = frozen_names(lm, ("router",))
+    assert layers(names) == layers(experts)
+    assert not names & set(experts)
 
 
 def test_gemma4s_routers_have_scales_too() -> None:
@@ -84,17 +84,17 @@ def test_frozen_routers_have_no_gradient_and_all_else_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ("router", "this llama model is no mixture of experts, and has no routers: leave it out"),
         ("vision", "this llama model reads text alone, and has no tower: leave it out"),
         ("projector", "this llama model reads text alone, and has no projector: leave it out"),
     ],
 )
-def test_a_part_that_a_model_does_not_have_is_refused_by_its_name(part: Any, told: str) -> None:
+def test_a_part_that_a_model_does_not_have_is_refused_by_its_name(part: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         freeze_parts(on_meta("llama"), ModelSettings(freeze=(part,)), "critic.model.freeze")
-    assert str(error.value) == f'critic.model.freeze: "{part}": {told}'
+    assert str(error.value) == f'critic.model.freeze: "{part}": {message}'
 
 
 def test_a_mixture_has_no_tower_to_freeze_beside_its_routers() -> None:

@@ -52,9 +52,9 @@ def test_gradients_of_logprobs_and_entropies_are_those_of_autograd(
     torch.manual_seed(0)
     logits = 3 * torch.randn(ENTRIES, VOCABULARY, dtype=torch.float64)
     targets = torch.randint(0, VOCABULARY, (ENTRIES,))
-    one, two = (logits.clone().requires_grad_() for _ in range(2))
-    wanted, wanted_entropy = by_small_steps(one, targets, temperature)
-    got, got_entropy = head._TokenLogprobs.apply(two, targets, temperature, with_entropy)  # pyright: ignore[reportGeneralTypeIssues, reportPrivateUsage]
+    reference_logits, our_logits = (logits.clone().requires_grad_() for _ in range(2))
+    wanted, wanted_entropy = by_small_steps(reference_logits, targets, temperature)
+    got, got_entropy = head._TokenLogprobs.apply(our_logits, targets, temperature, with_entropy)  # pyright: ignore[reportGeneralTypeIssues, reportPrivateUsage]
     torch.testing.assert_close(got, wanted)
     coming = torch.randn(2, ENTRIES, dtype=torch.float64)
     read, wanted_read = coming[0] * got, coming[0] * wanted
@@ -63,7 +63,7 @@ def test_gradients_of_logprobs_and_entropies_are_those_of_autograd(
         read, wanted_read = read + coming[1] * got_entropy, wanted_read + coming[1] * wanted_entropy
     wanted_read.sum().backward()
     read.sum().backward()
-    torch.testing.assert_close(two.grad, one.grad)
+    torch.testing.assert_close(our_logits.grad, reference_logits.grad)
 
 
 def test_a_second_backward_pass_is_an_error_and_no_other_gradient() -> None:
@@ -81,12 +81,12 @@ def test_chunks_that_are_computed_again_give_the_gradients_of_one_that_is_kept(
     torch.manual_seed(0)
     model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
-    whole, wanted = gradients(model, hidden, targets, coming)
+    single, wanted = gradients(model, hidden, targets, coming)
     monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
     cut, got = gradients(model, hidden, targets, coming)
-    torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-6)
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cut, single, rtol=1e-6, atol=1e-6)
+    for actual, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(actual, other, rtol=1e-5, atol=1e-6)
 
 
 def test_an_empty_micro_batch_still_reaches_the_hidden_states() -> None:
@@ -147,8 +147,8 @@ def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
     model.head.register_forward_hook(lambda *_: None)  # as an adapter acts on it
     hooked, got = gradients(model, hidden, targets, coming)
     torch.testing.assert_close(hooked, plain)
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other)
+    for actual, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(actual, other)
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_kernels_of_compiled_heads_give_what_plain_heads_give(
 
     got, wanted = outcome("aot_eager", plain), outcome(None, plain)
     exact = outcome(None, plain.double())
-    for one, other, true in zip(got, wanted, exact, strict=True):
-        assert one.dtype == other.dtype
+    for actual, other, true in zip(got, wanted, exact, strict=True):
+        assert actual.dtype == other.dtype
         tolerance = 1e-6 if dtype == torch.float32 else 0.02
-        assert (one - true).norm() <= tolerance * true.norm()
-        assert (one - true).norm() <= 1.5 * (other - true).norm() + 1e-6 * true.norm()
+        assert (actual - true).norm() <= tolerance * true.norm()
+        assert (actual - true).norm() <= 1.5 * (other - true).norm() + 1e-6 * true.norm()

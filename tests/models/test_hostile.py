@@ -53,12 +53,12 @@ def changed(model: Path, change: Change, to: Path) -> Path:
 def test_a_hostile_model_is_refused_by_name_with_what_is_wrong(
     name: str, fresh: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    change, said = CORE[name]
+    change, message_part = CORE[name]
     folder = changed(fresh("qwen3"), change, tmp_path / "model")
     with pytest.raises(UsageError) as refused:
         load_model(str(folder), dtype=torch.float32)
     message = str(refused.value)
-    assert said in message
+    assert message_part in message
     assert str(folder) in message
     assert len(message) < 900
     assert "\n" not in message
@@ -174,14 +174,14 @@ def _refused(
 ) -> None:
     hostile = changed(model, CORE[name][0], folder / "model")
     code = main(_commands(folder, hostile)[command])
-    told = capsys.readouterr()
-    both = told.out + told.err
+    captured = capsys.readouterr()
+    both = captured.out + captured.err
     assert code in (1, 2)
     assert "Traceback" not in both
     assert "please report it" not in both
     assert str(hostile) in both.replace("\n", "")
     if command != "dry-run":
-        assert [line[:10] for line in told.err.splitlines() if line][-1:] == ["postgrad: "]
+        assert [line[:10] for line in captured.err.splitlines() if line][-1:] == ["postgrad: "]
 
 
 @pytest.mark.slow
@@ -200,6 +200,8 @@ def test_a_changed_model_loads_or_is_refused_with_one_message(
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
         shutil.rmtree(folder)
     assert len(refused) > MUTATIONS // 3
-    wrong = [one for one in refused if str(one[1]) not in one[2] or len(one[2]) > 900]
+    wrong = [
+        number for number in refused if str(number[1]) not in number[2] or len(number[2]) > 900
+    ]
     assert wrong == []
     assert (fresh("qwen3") / WEIGHTS).is_file()

@@ -108,11 +108,11 @@ def test_mistral_has_a_mark_behind_each_row(reader: ImageReader) -> None:
 def test_smolvlm_writes_what_its_processor_writes(
     reader: ImageReader, width: int, height: int, rows: int, columns: int
 ) -> None:
-    own = get_image_prompt_string(
+    processor_text = get_image_prompt_string(
         rows, columns, 4, "<fake_token_around_image>", "<image>", "<global-img>"
     )
     text = reader.text(image_store().add(picture(0, width, height)))
-    assert (text.text, text.tokens) == (own, 4 * (rows * columns + 1))
+    assert (text.text, text.tokens) == (processor_text, 4 * (rows * columns + 1))
     digest = image_store().add(picture(0, width, height))
     assert reader.pixels(digest)["pixel_values"].shape == (1, rows * columns + 1, 3, 16, 16)
 
@@ -134,15 +134,15 @@ def test_an_image_has_as_many_tokens_as_its_processor_writes_and_its_tower_gives
         if family in PROCESSORS:
             processor, options = PROCESSORS[family]
             processed = reader._processed(decoded(image_store().read(digest)), digest)
-            own = SimpleNamespace(
+            processor_stub = SimpleNamespace(
                 image_token=reader.token,
                 image_processor=reader._processor,
                 **options,
             )
             for name in ("_get_number_of_features", "_get_unpadded_features"):
                 if hasattr(processor, name):
-                    setattr(own, name, partial(getattr(processor, name), own))
-            assert processor.replace_image_token(own, processed, 0) == text.text
+                    setattr(processor_stub, name, partial(getattr(processor, name), processor_stub))
+            assert processor.replace_image_token(processor_stub, processed, 0) == text.text
 
 
 @kind("qwen3_vl")

@@ -16,7 +16,7 @@ __all__ = ["models"]
 
 
 @pytest.mark.parametrize(
-    ("made", "sides"),
+    ("make_convolution", "sides"),
     [
         (lambda: nn.Conv2d(3, 5, 4, stride=4, padding="valid"), (8, 11)),  # three columns are left
         (lambda: nn.Conv2d(3, 5, (2, 3), stride=(2, 3), bias=False), (4, 9)),
@@ -25,10 +25,10 @@ __all__ = ["models"]
     ],
 )
 def test_the_products_are_torchs_convolution_with_its_gradients(
-    made: Callable[[], Any], sides: tuple[int, ...]
+    make_convolution: Callable[[], Any], sides: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    conv = made().double()
+    conv = make_convolution().double()
     x = torch.randn(3, conv.in_channels, *sides, dtype=torch.float64, requires_grad=True)
 
     def outcome() -> list[Tensor]:

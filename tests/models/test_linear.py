@@ -79,17 +79,17 @@ def test_a_fast_layer_computes_what_float64_does(
     exact, fast = pair(width, out, bias=bias)
     x = torch.randn(*rows, width)
     coming = torch.randn(*rows, out)
-    found: list[list[torch.Tensor]] = []
+    outcomes: list[list[torch.Tensor]] = []
     for layer, dtype in ((exact, torch.float64), (fast, torch.float32)):
-        given = x.to(dtype).requires_grad_()
-        result = layer(given)
+        layer_input = x.to(dtype).requires_grad_()
+        result = layer(layer_input)
         result.backward(coming.to(dtype))
-        assert given.grad is not None
+        assert layer_input.grad is not None
         linear = [p.grad for p in layer.parameters() if p.grad is not None]
-        found.append([result.detach(), given.grad, *linear])
+        outcomes.append([result.detach(), layer_input.grad, *linear])
     layer = fast[0]
     assert isinstance(layer, nn.Linear)
-    for wanted, got, (sizes, terms) in zip(*found, sizes_of(layer, x, coming), strict=True):
+    for wanted, got, (sizes, terms) in zip(*outcomes, sizes_of(layer, x, coming), strict=True):
         assert got.is_contiguous()
         assert_summed(got, wanted, sizes, terms)
 
@@ -126,8 +126,8 @@ def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
         weight = layer[0].weight
         assert isinstance(weight, nn.Parameter)
-        made = {"weight": weight * 2.0}
-        torch.func.functional_call(layer[0], made, x).sum().backward()
+        computed_weights = {"weight": weight * 2.0}
+        torch.func.functional_call(layer[0], computed_weights, x).sum().backward()
     torch.testing.assert_close(gradient(fast).double(), gradient(exact), rtol=1e-5, atol=1e-5)
 
 

@@ -196,8 +196,8 @@ def test_dropout_is_off_whatever_the_config_says(
     (model / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}), "utf-8")
     loaded = load_model(str(model), dtype=torch.float32)
     assert loaded.config.attention_dropout == 0.0
-    found = [getattr(module, "attention_dropout", 0.0) for module in loaded.lm.modules()]
-    assert set(found) == {0.0}
+    dropouts = [getattr(module, "attention_dropout", 0.0) for module in loaded.lm.modules()]
+    assert set(dropouts) == {0.0}
 
 
 def test_gradient_checkpointing_leaves_the_model_in_train_mode(
@@ -280,9 +280,9 @@ def test_a_model_is_read_and_written_without_bars_and_the_programs_own_stay(
     try:
         model = load_model(str(fresh("qwen3")), dtype=torch.float32)
         save_model(model.lm, load_tokenizer(str(fresh("qwen3"))), tmp_path / "saved")
-        said = capfd.readouterr().err
-        assert "Loading weights" not in said
-        assert "Writing model shards" not in said
+        stderr = capfd.readouterr().err
+        assert "Loading weights" not in stderr
+        assert "Writing model shards" not in stderr
         assert logging.is_progress_bar_enabled()
     finally:
         if not was_enabled:

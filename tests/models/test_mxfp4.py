@@ -81,11 +81,11 @@ def test_weights_are_the_numbers_of_transformers_own_dequantisation(
 def test_any_part_of_a_weight_is_read_from_its_own_bytes(packed: Path) -> None:
     stored = unpacked_mxfp4(stored_tensors([packed / "model.safetensors"], CPU))
     (name,) = [name for name in stored if name.endswith("0.mlp.experts.down_proj")]
-    whole = stored[name].real()
-    assert whole.shape == (4, 64, 32)
+    dense = stored[name].real()
+    assert dense.shape == (4, 64, 32)
     for box in (((0, 4), (0, 64), (0, 32)), ((1, 2), (31, 3), (5, 7)), ((3, 1), (63, 1), (0, 32))):
         places = tuple(slice(first, first + count) for first, count in box)
-        assert torch.equal(stored[name].block(box), whole[places])
+        assert torch.equal(stored[name].block(box), dense[places])
 
 
 def test_a_byte_is_two_numbers_times_a_power_of_two_by_hand() -> None:

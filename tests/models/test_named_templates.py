@@ -120,14 +120,14 @@ WITH_SYSTEM = {  # behind the system message "be kind", the question "q1"
 
 
 def written(name: str, messages: list[dict[str, str]], generation: bool) -> Any:
-    found, _ = render_jinja_template(
+    texts, _ = render_jinja_template(
         conversations=[messages],
         chat_template=template_text(name),
         add_generation_prompt=generation,
         bos_token="<s>",
         eos_token="</s>",
     )
-    return found[0]
+    return texts[0]
 
 
 def test_every_shipped_template_is_held_to_its_text() -> None:

@@ -18,10 +18,10 @@ class Model(nn.Module):
 
 
 def norm(width: int) -> nn.Module:
-    made = Qwen2RMSNorm(width, eps=1e-5)
+    fused_norm = Qwen2RMSNorm(width, eps=1e-5)
     with torch.no_grad():
-        made.weight.add_(torch.randn(width) * 0.3)
-    return made
+        fused_norm.weight.add_(torch.randn(width) * 0.3)
+    return fused_norm
 
 
 def exact(rows: Tensor, weight: Tensor, coming: Tensor) -> list[Tensor]:
@@ -43,8 +43,10 @@ def test_a_fused_norm_computes_what_float64_does(shape: tuple[int, ...], scale: 
     result = model.norm(rows)
     gradients = torch.autograd.grad(result, (rows, model.norm.weight), coming)
     wanted = exact(rows, model.norm.weight, coming)
-    for found, one in zip([result, *gradients], wanted, strict=True):
-        torch.testing.assert_close(found.double(), one, rtol=2e-5, atol=2e-5 / min(scale, 1.0))
+    for actual, expected_tensor in zip([result, *gradients], wanted, strict=True):
+        torch.testing.assert_close(
+            actual.double(), expected_tensor, rtol=2e-5, atol=2e-5 / min(scale, 1.0)
+        )
 
 
 def test_in_bfloat16_it_rounds_no_worse_than_the_module() -> None:
@@ -55,10 +57,10 @@ def test_in_bfloat16_it_rounds_no_worse_than_the_module() -> None:
     plain.to(torch.bfloat16)
 
     def errors(module: nn.Module) -> list[float]:
-        given = rows.bfloat16().requires_grad_()
-        result = module(given)
+        norm_input = rows.bfloat16().requires_grad_()
+        result = module(norm_input)
         assert result.dtype == torch.bfloat16
-        got = [result, *torch.autograd.grad(result, (given, module.weight), coming.bfloat16())]
+        got = [result, *torch.autograd.grad(result, (norm_input, module.weight), coming.bfloat16())]
         return [float((a.detach().double() - b).norm()) for a, b in zip(got, wanted, strict=True)]
 
     of_module = errors(plain)

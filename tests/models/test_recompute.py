@@ -78,7 +78,7 @@ def test_a_trained_model_has_the_same_bits_wherever_inputs_were(
     cases = [case._replace(checkpointing=way) for way in WAYS]
     train(ALONE, tmp_path, cases)
     assert held
-    require_same_bits([load_file(tmp_path / f"{one.name}.safetensors") for one in cases])
+    require_same_bits([load_file(tmp_path / f"{case.name}.safetensors") for case in cases])
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_vl_moe"])
@@ -133,7 +133,9 @@ class Layers(nn.Module):
 
 def test_two_inputs_at_most_are_on_the_device(held: Held) -> None:
     model, seen = Layers(), list[list[int]]()
-    model.watch = lambda: seen.append([n for n, one in enumerate(held) if one.here is not None])
+    model.watch = lambda: seen.append(
+        [n for n, held_tensor in enumerate(held) if held_tensor.here is not None]
+    )
     for layer in model.layers:  # in the order of the backward pass: the last layer's first
         layer.register_full_backward_hook(lambda *_: model.watch())
     x = torch.ones(5, 4, requires_grad=True)
@@ -164,13 +166,13 @@ def test_what_a_forward_pass_kept_is_freed_with_its_graph_where_no_backward_pass
     held: Held,
 ) -> None:
     out = Layers()(torch.ones(5, 4, requires_grad=True))
-    inputs = [weakref.ref(one) for one in held]
+    inputs = [weakref.ref(held_tensor) for held_tensor in held]
     held.clear()
     gc.collect()
-    assert all(one() is not None for one in inputs)
+    assert all(reference() is not None for reference in inputs)
     del out
     gc.collect()
-    assert [one() for one in inputs] == [None] * 6
+    assert [reference() for reference in inputs] == [None] * 6
 
 
 def test_a_graph_can_go_back_twice_and_two_graphs_in_any_order() -> None:
@@ -184,5 +186,5 @@ def test_a_graph_can_go_back_twice_and_two_graphs_in_any_order() -> None:
         plain += torch.autograd.grad(y.sum(), x)
     outputs = [model(x).sum() for x in inputs]
     for number in (0, 1, 0):  # the first before the second, and again
-        (found,) = torch.autograd.grad(outputs[number], inputs[number], retain_graph=True)
-        assert torch.equal(found, plain[number])
+        (gradient,) = torch.autograd.grad(outputs[number], inputs[number], retain_graph=True)
+        assert torch.equal(gradient, plain[number])

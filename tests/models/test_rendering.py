@@ -49,10 +49,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[RenderProcess]:
 
 def text(template: str, messages: Any = CHAT, **variables: Any) -> str:
     wanted = [(messages, [(len(messages), True)])]
-    (found,) = rendered(Names(), wanted, {"chat_template": template, **variables})
-    if isinstance(found, Unrenderable):
-        raise found
-    return found[0]
+    (written_text,) = rendered(Names(), wanted, {"chat_template": template, **variables})
+    if isinstance(written_text, Unrenderable):
+        raise written_text
+    return written_text[0]
 
 
 TEXTS = st.text(max_size=20)
@@ -65,7 +65,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    said=st.lists(TEXTS, min_size=1, max_size=4),
+    texts=st.lists(TEXTS, min_size=1, max_size=4),
     generation=st.booleans(),
     value=VALUES,
     template=st.sampled_from(
@@ -81,10 +81,10 @@ VALUES = st.recursive(
     ),
 )
 def test_a_text_is_that_of_transformers(
-    said: list[str], generation: bool, value: Any, template: str
+    texts: list[str], generation: bool, value: Any, template: str
 ) -> None:
     messages = [
-        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(said)
+        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]
     wanted, _ = render_jinja_template(
         conversations=[messages],
@@ -93,55 +93,55 @@ def test_a_text_is_that_of_transformers(
         value=value,
         **Names.special_tokens_map,
     )
-    (found,) = rendered(
+    (written_text,) = rendered(
         Names(),
-        [(messages, [(len(said), generation)])],
+        [(messages, [(len(texts), generation)])],
         {"chat_template": template, "value": value},
     )
-    assert found == wanted
+    assert written_text == wanted
 
 
 def test_a_row_has_its_texts_in_the_order_in_which_they_were_asked_for() -> None:
     template = "{{ messages | length }}{{ add_generation_prompt }}"
     rows = [(CHAT[:1] * n, [(n, True), (1, False)]) for n in range(1, 1000)]
-    found = list(rendered(Names(), rows, {"chat_template": template}))
-    assert found == [[f"{n}True", "1False"] for n in range(1, 1000)]
+    texts = list(rendered(Names(), rows, {"chat_template": template}))
+    assert texts == [[f"{n}True", "1False"] for n in range(1, 1000)]
 
 
 def test_the_texts_end_behind_the_first_row_that_is_refused() -> None:
     template = "{{ 1 / (messages[0].content | int) }}"
     rows = [([{"role": "user", "content": str(n % 600)}], [(1, True)]) for n in range(1, 900)]
-    found = list(rendered(Names(), rows, {"chat_template": template}))
-    assert len(found) == 600
-    assert str(found[-1]) == "the chat template refuses it: division by zero"
-    assert all(isinstance(one, list) for one in found[:-1])
+    texts = list(rendered(Names(), rows, {"chat_template": template}))
+    assert len(texts) == 600
+    assert str(texts[-1]) == "the chat template refuses it: division by zero"
+    assert all(isinstance(row_texts, list) for row_texts in texts[:-1])
 
 
-def harmless(process: RenderProcess, one: hostile.Hostile) -> None:
+def harmless(process: RenderProcess, case: hostile.Hostile) -> None:
     """It is a text of bounded size or a refusal, and the next template is not concerned."""
     wanted = [(CHAT, [(2, True)])]
-    (texts,) = rendered(Names(), wanted, {"chat_template": one.template})
-    found = "" if isinstance(texts, Unrenderable) else texts[0]
+    (texts,) = rendered(Names(), wanted, {"chat_template": case.template})
+    written_text = "" if isinstance(texts, Unrenderable) else texts[0]
     if isinstance(texts, Unrenderable):
         assert str(texts).startswith("the chat template refuses it: ")
         assert len(str(texts)) < 1200
-    assert len(found) <= process._limits.characters + 4 * 21
-    found.encode()
-    assert "os.environ" not in found
-    assert "root:" not in found
+    assert len(written_text) <= process._limits.characters + 4 * 21
+    written_text.encode()
+    assert "os.environ" not in written_text
+    assert "root:" not in written_text
     assert text("{{ messages[0].content }}") == "hello"
 
 
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_a_hostile_template_is_refused_or_harmless(name: str, small: RenderProcess) -> None:
-    harmless(small, {one.name: one for one in hostile.ALL}[name])
+    harmless(small, {case.name: case for case in hostile.ALL}[name])
 
 
 @pytest.mark.slow
 def test_every_hostile_template_is_refused_or_harmless(small: RenderProcess) -> None:
-    assert len({one.name for one in hostile.ALL}) == len(hostile.ALL) > 120
-    for one in hostile.ALL:
-        harmless(small, one)
+    assert len({case.name for case in hostile.ALL}) == len(hostile.ALL) > 120
+    for case in hostile.ALL:
+        harmless(small, case)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,13 @@ def test_rows_before_the_hostile_one_have_their_texts(small: RenderProcess) -> N
         "{{ messages[0].content }}{% if messages[0].content == 'loop' %}"
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
     )
-    rows = [([{"role": "user", "content": one}], [(1, True)]) for one in ("a", "b", "loop", "c")]
-    found = list(rendered(Names(), rows, {"chat_template": template}))
-    assert found[:2] == [["a"], ["b"]]
-    assert len(found) == 3
-    assert "processor time" in str(found[2])
+    rows = [
+        ([{"role": "user", "content": content}], [(1, True)]) for content in ("a", "b", "loop", "c")
+    ]
+    texts = list(rendered(Names(), rows, {"chat_template": template}))
+    assert texts[:2] == [["a"], ["b"]]
+    assert len(texts) == 3
+    assert "processor time" in str(texts[2])
 
 
 def test_memory_is_watched_where_the_system_does_not_limit_it(
@@ -262,5 +264,5 @@ def test_any_text_of_a_row_is_rendered_or_refused(content: str) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_told_how_to_get_one() -> None:
-    (found,) = rendered(Names(), [(CHAT, [(1, True)])], {})
-    assert 'name one (data.chat_template = "chatml")' in str(found)
+    (written_text,) = rendered(Names(), [(CHAT, [(1, True)])], {})
+    assert 'name one (data.chat_template = "chatml")' in str(written_text)

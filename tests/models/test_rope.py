@@ -71,8 +71,8 @@ def test_a_sequence_within_the_original_length_is_rotated_as_alone(model: Path) 
     short, longer = rng.integers(3, 90, 12), rng.integers(3, 90, 32)
     lm: Any = load_model(str(model), dtype=torch.float32).lm
     plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    found = packed(lm, [short, longer])
-    for sequence, rows in ((short, found[:12]), (longer, found[12:])):
+    logprobs = packed(lm, [short, longer])
+    for sequence, rows in ((short, logprobs[:12]), (longer, logprobs[12:])):
         wanted = plain.model(torch.from_numpy(sequence)[None]).last_hidden_state[0]
         torch.testing.assert_close(rows, wanted, atol=2e-5, rtol=0)
 

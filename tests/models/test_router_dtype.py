@@ -258,8 +258,8 @@ def test_compiled_layers_have_the_wide_routers_of_plain_ones() -> None:
     for logits in outputs:
         logits.float().square().sum().backward()
     for layer, compiled in zip(layers_of(plain), layers_of(lm), strict=True):
-        one, other = (each.mlp.gate.weight.grad for each in (layer, compiled))
-        assert torch.allclose(one, other, rtol=2e-2, atol=1e-3)
+        plain_gradient, other = (each.mlp.gate.weight.grad for each in (layer, compiled))
+        assert torch.allclose(plain_gradient, other, rtol=2e-2, atol=1e-3)
     torch._dynamo.reset()
 
 

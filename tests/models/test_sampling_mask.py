@@ -87,8 +87,8 @@ def test_logprobs_entropies_and_gradients_are_those_over_what_is_left(
     model, hidden = Head(dtype, adapted, **shaped), torch.randn(6, HIDDEN, dtype=dtype)
     got = read(model, hidden, mask_of(LEFT))
     tolerance = 1e-6 if dtype == torch.float32 else 0.02
-    for one, true in zip(got, by_hand(model, hidden), strict=True):
-        assert (one - true).norm() <= tolerance * true.norm()
+    for actual, true in zip(got, by_hand(model, hidden), strict=True):
+        assert (actual - true).norm() <= tolerance * true.norm()
     assert got[0][2] == 0.0  # one token left: it is certain
     assert got[1][2] == 0.0
 
@@ -101,8 +101,8 @@ def test_compiled_heads_give_the_same(shaped: dict[str, float]) -> None:
     torch.manual_seed(0)
     model, hidden = Head(torch.float32, adapted=False, **shaped), torch.randn(6, HIDDEN)
     got = read(model, hidden, mask_of(LEFT), "aot_eager")
-    for one, true in zip(got, by_hand(model, hidden), strict=True):
-        assert (one - true).norm() <= 1e-6 * true.norm()
+    for actual, true in zip(got, by_hand(model, hidden), strict=True):
+        assert (actual - true).norm() <= 1e-6 * true.norm()
 
 
 def test_the_gradient_of_logits_is_the_finite_difference_and_none_at_what_was_taken_away() -> None:
@@ -133,11 +133,14 @@ def test_entries_that_no_filter_touched_keep_their_bits(dtype: torch.dtype) -> N
     torch.manual_seed(0)
     model, hidden = Head(dtype, adapted=False), torch.randn(6, HIDDEN, dtype=dtype)
     masked, plain = read(model, hidden, mask_of(LEFT)), read(model, hidden, None)
-    whole = read(model, hidden, mask_of([[]] * 6))
-    for one, other in zip(masked[:3], plain[:3], strict=True):
-        assert torch.equal(one[[1, 4]], other[[1, 4]])
-        assert not torch.equal(one, other)
-    assert all(torch.equal(one, other) for one, other in zip(whole, plain, strict=True))
+    unmasked = read(model, hidden, mask_of([[]] * 6))
+    for masked_tensor, other in zip(masked[:3], plain[:3], strict=True):
+        assert torch.equal(masked_tensor[[1, 4]], other[[1, 4]])
+        assert not torch.equal(masked_tensor, other)
+    assert all(
+        torch.equal(unmasked_tensor, other)
+        for unmasked_tensor, other in zip(unmasked, plain, strict=True)
+    )
 
 
 @settings(max_examples=60, deadline=None)

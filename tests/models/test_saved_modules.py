@@ -87,14 +87,14 @@ def test_it_starts_as_the_base_and_its_gradients_are_those_of_the_whole_model_in
     reference: Any = AutoModelForCausalLM.from_pretrained(
         untied, dtype=torch.float64, attn_implementation="eager"
     )
-    said = reference(IDS).logits[0, :-1].log_softmax(-1)
-    (-said.gather(-1, IDS[0, 1:, None]).sum()).backward()
+    logprobs = reference(IDS).logits[0, :-1].log_softmax(-1)
+    (-logprobs.gather(-1, IDS[0, 1:, None]).sum()).backward()
     parameters = adapter.parameters()
     wanted = {EMBEDDINGS: reference.model.embed_tokens, HEAD: reference.lm_head}
     for name, module in wanted.items():
-        found = parameters[name].grad
-        assert found is not None
-        torch.testing.assert_close(found.double(), module.weight.grad, atol=2e-5, rtol=1e-4)
+        gradient = parameters[name].grad
+        assert gradient is not None
+        torch.testing.assert_close(gradient.double(), module.weight.grad, atol=2e-5, rtol=1e-4)
     frozen = [p for n, p in lm.named_parameters() if "original_module" in n]
     assert len(frozen) == 2
     assert all(p.grad is None and not p.requires_grad for p in frozen)
@@ -103,7 +103,7 @@ def test_it_starts_as_the_base_and_its_gradients_are_those_of_the_whole_model_in
         assert not torch.equal(lm(IDS).logits, base)
         with adapter.disabled():
             assert torch.equal(lm(IDS).logits, base)
-            assert float(loss(lm)) == pytest.approx(-float(said.gather(
+            assert float(loss(lm)) == pytest.approx(-float(logprobs.gather(
                 -1, IDS[0, 1:, None]).sum()), rel=1e-5)  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_beside_a_score_head_the_embeddings_train_too(untied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("q_proj", "'q_proj' is none of the modules of this qwen3 model that can train whole, "
          "which are embed_tokens and lm_head"),
@@ -193,8 +193,8 @@ def test_beside_a_score_head_the_embeddings_train_too(untied: Path) -> None:
         ("score", "'score' is none of"),
     ],
 )  # fmt: skip
-def test_another_module_is_refused(name: str, told: str, untied: Path) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_another_module_is_refused(name: str, message: str, untied: Path) -> None:
+    with pytest.raises(UsageError, match=message):
         add_adapter(model(untied), LoraSettings(modules_to_save=(name,)), seed=0)
 
 

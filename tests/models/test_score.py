@@ -76,10 +76,10 @@ def test_a_fresh_head_has_the_papers_deviation_and_no_bias(fresh: Fresh) -> None
 
 def test_a_head_is_drawn_from_the_seed_alone(fresh: Fresh) -> None:
     torch.manual_seed(1)
-    one = read(fresh("qwen3"), seed=5).score.weight
+    head_weight = read(fresh("qwen3"), seed=5).score.weight
     torch.manual_seed(2)
-    assert torch.equal(read(fresh("qwen3"), seed=5).score.weight, one)
-    assert not torch.equal(read(fresh("qwen3"), seed=6).score.weight, one)
+    assert torch.equal(read(fresh("qwen3"), seed=5).score.weight, head_weight)
+    assert not torch.equal(read(fresh("qwen3"), seed=6).score.weight, head_weight)
 
 
 def test_the_head_is_float32_over_a_bfloat16_body(fresh: Fresh) -> None:

@@ -85,11 +85,11 @@ def test_biases_are_counted_where_a_type_has_them(kind: str, more: dict[str, Any
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_a_config_leaves_out_is_filled_in_as_transformers_does(kind: str) -> None:
     stated = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
-    whole = AutoConfig.for_model(kind, **stated).to_dict()
-    assert "tie_word_embeddings" in whole
-    assert "num_key_value_heads" in whole
+    full_config = AutoConfig.for_model(kind, **stated).to_dict()
+    assert "tie_word_embeddings" in full_config
+    assert "num_key_value_heads" in full_config
     assert shape_of({**stated, "model_type": kind, "max_position_embeddings": 1}) == shape_of(
-        {**whole, "max_position_embeddings": 1}
+        {**full_config, "max_position_embeddings": 1}
     )
 
 
@@ -101,8 +101,8 @@ def test_the_flops_of_a_forward_are_those_that_torch_counts(kind: str) -> None:
     batch, length = 3, 20
     with FlopCounterMode(display=False) as counter:
         lm(torch.zeros(batch, length, dtype=torch.long, device="meta"))
-    found = shape.flops(batch * length, batch * length**2)
-    wanted = found.body + 2 * found.attention + found.head
+    flops = shape.flops(batch * length, batch * length**2)
+    wanted = flops.body + 2 * flops.attention + flops.head
     # rotary angles are a product too: one of a position with each frequency
     assert 0 <= counter.get_total_flops() - wanted <= 4 * batch * length * shape.head_dim
 

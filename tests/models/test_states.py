@@ -101,8 +101,8 @@ def test_layers_that_are_computed_again_have_the_context_of_their_own_forward(fo
     backbone = backbone_of(loaded.lm)
     layouts = [layout_of([[5, 6, 7], [5, 6, 8, 9]]), layout_of([[9, 8, 7, 6, 5, 4]])]
     expected = gradients(backbone, layouts, together=False)
-    found = gradients(backbone, layouts, together=True)
-    torch.testing.assert_close(found, expected)
+    actual = gradients(backbone, layouts, together=True)
+    torch.testing.assert_close(actual, expected)
 
 
 def drawn(rng: np.random.Generator, *lengths: int) -> list[NDArray[np.int64]]:

@@ -164,8 +164,8 @@ def test_flex_attentions_mask_gives_the_logprobs_of_the_padded_forward(
     monkeypatch.setattr(tree_module, "NARROWEST", 1)
     monkeypatch.setattr(tree_module, "_kernel", lambda: uncompiled)
     with torch.no_grad():
-        found = packed_logprobs(lm, sequences, 1, narrow_flex)
-    torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-5)
+        logprobs = packed_logprobs(lm, sequences, 1, narrow_flex)
+    torch.testing.assert_close(logprobs, expected, atol=3e-5, rtol=1e-5)
     assert kernels == [{"BACKEND": "TRITON"}] * 3  # a layer each, and never the one for decoding
 
 

@@ -26,23 +26,23 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     return Screen()
 
 
-def seen(said: str, columns: int = 100) -> list[str]:
+def seen(output: str, columns: int = 100) -> list[str]:
     screen = pyte.Screen(columns, 60)
-    pyte.Stream(screen).feed(said.replace("\n", "\r\n"))
+    pyte.Stream(screen).feed(output.replace("\n", "\r\n"))
     return [line.rstrip() for line in screen.display if line.strip()]
 
 
 def test_one_answer_is_written_as_it_comes() -> None:
     stream = StringIO()
-    told: list[str] = []
+    screens: list[str] = []
 
     def pieces() -> Iterator[str]:
         for piece in ("one ", "", "two\n", "three"):
             yield piece
-            told.append(stream.getvalue())
+            screens.append(stream.getvalue())
 
     AnswerDisplay(stream).show(["a"], [pieces()])
-    assert told == ["one ", "one ", "one two\n", "one two\nthree"]
+    assert screens == ["one ", "one ", "one two\n", "one two\nthree"]
     assert stream.getvalue() == "one two\nthree\n"
 
 
@@ -67,8 +67,8 @@ def test_what_a_model_writes_is_never_executed(
     text = screen.getvalue()
     assert not set(text) & set("\x07\x9b\u202e")
     assert "\x1b]0" not in text
-    whole = "".join(line[:49].strip() for line in seen(text, int(columns)))
-    assert SHOWN in whole
+    joined_lines = "".join(line[:49].strip() for line in seen(text, int(columns)))
+    assert SHOWN in joined_lines
 
 
 def test_two_answers_on_a_wide_terminal_stand_side_by_side(screen: Screen) -> None:

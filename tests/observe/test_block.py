@@ -25,9 +25,9 @@ def drawn(rich: Rich) -> str:
 
 
 def screen(rich: Rich) -> list[str]:
-    found = pyte.Screen(80, 24)
-    pyte.Stream(found).feed(drawn(rich).replace("\n", "\r\n"))
-    return [line.rstrip() for line in found.display if line.strip()]
+    terminal = pyte.Screen(80, 24)
+    pyte.Stream(terminal).feed(drawn(rich).replace("\n", "\r\n"))
+    return [line.rstrip() for line in terminal.display if line.strip()]
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ METRICS = {
 
 
 def board(steps: int = 3) -> Board:
-    made = Board(total=200, before=40, began=100.0)
+    filled_board = Board(total=200, before=40, began=100.0)
     for step in range(41, 41 + steps):
-        made.stepped(step, {**METRICS, "reward": step / 100})
-    return made
+        filled_board.stepped(step, {**METRICS, "reward": step / 100})
+    return filled_board
 
 
 def text(of: Board, width: int = 80, now: float = 190.0) -> str:
@@ -72,16 +72,16 @@ AHEAD = {
 
 
 def test_of_samples_ahead_it_shows_how_old_they_are_what_is_under_way_and_who_is_idle() -> None:
-    one = board(0)
-    one.stepped(41, METRICS | AHEAD)
-    shown = text(one)
+    board_shown = board(0)
+    board_shown.stepped(41, METRICS | AHEAD)
+    shown = text(board_shown)
     assert "staleness 0.75 (most 2), mixed 12%   under way 32 groups (8 ended), 96 samples" in shown
     assert "learner idle 27%   engines idle 29%   weights sent in 0.10 s, 1,234,567 bytes" in shown
     assert "empty rows" not in shown  # of an engine that does not count them
-    one.stepped(42, METRICS | AHEAD | {"idle/empty_rows_fraction": 0.5})
-    assert "engines idle 29%   empty rows 50%\nweights sent" in text(one)
-    one.stepped(43, METRICS | {"idle/learner_time_fraction": 0.27})  # a synchronous run
-    assert "idle" not in text(one)
+    board_shown.stepped(42, METRICS | AHEAD | {"idle/empty_rows_fraction": 0.5})
+    assert "engines idle 29%   empty rows 50%\nweights sent" in text(board_shown)
+    board_shown.stepped(43, METRICS | {"idle/learner_time_fraction": 0.27})  # a synchronous run
+    assert "idle" not in text(board_shown)
 
 
 def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
@@ -92,12 +92,12 @@ def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
 
 def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
     """The process's own peak has the loading in it, which the forecast of a step has not."""
-    known = {"train_memory_bytes": 2.0, "sample_memory_bytes": 1.0}
+    measured = {"train_memory_bytes": 2.0, "sample_memory_bytes": 1.0}
     estimated = {"estimated/train_memory_bytes": 1.5, "estimated/sample_memory_bytes": 2.5}
-    one = board()
-    scaled = {name: value * 2**30 for name, value in (known | estimated).items()}
-    one.stepped(44, {**METRICS, **scaled})
-    assert "memory 2.00 GiB of 2.50 estimated" in text(one)
+    board_shown = board()
+    scaled = {name: value * 2**30 for name, value in (measured | estimated).items()}
+    board_shown.stepped(44, {**METRICS, **scaled})
+    assert "memory 2.00 GiB of 2.50 estimated" in text(board_shown)
 
 
 def test_a_step_lasts_as_long_as_its_phases_in_the_block_and_in_its_line() -> None:
@@ -109,94 +109,98 @@ def test_a_step_lasts_as_long_as_its_phases_in_the_block_and_in_its_line() -> No
 
 
 def test_pairs_put_right_and_held_out_accuracy_have_labels_of_their_own() -> None:
-    one = board(0)
-    one.stepped(41, {"reward_model/accuracy": 0.75})
-    one.evaluated(41, {"eval/accuracy": 0.5})
-    one.stepped(42, {"reward_model/accuracy": 1.0})
-    shown = text(one)
+    board_shown = board(0)
+    board_shown.stepped(41, {"reward_model/accuracy": 0.75})
+    board_shown.evaluated(41, {"eval/accuracy": 0.5})
+    board_shown.stepped(42, {"reward_model/accuracy": 1.0})
+    shown = text(board_shown)
     assert "accuracy     100.0% ▁█" in shown
     assert "eval acc      50.0% at step 41" in shown
 
 
 def test_an_evaluation_shows_its_first_accuracy() -> None:
-    one = board()
-    one.evaluated(40, {"eval/reward": 0.1, "eval/accuracy": 0.61, "eval/hard/accuracy": 0.2})
-    assert "eval acc      61.0% at step 40" in text(one)
-    one.evaluated(50, {"eval/accuracy": math.nan})
-    one.evaluated(60, {"eval/accuracy": 0.7})
-    assert "eval acc      70.0% ▁█" in text(one)
+    board_shown = board()
+    board_shown.evaluated(
+        40, {"eval/reward": 0.1, "eval/accuracy": 0.61, "eval/hard/accuracy": 0.2}
+    )
+    assert "eval acc      61.0% at step 40" in text(board_shown)
+    board_shown.evaluated(50, {"eval/accuracy": math.nan})
+    board_shown.evaluated(60, {"eval/accuracy": 0.7})
+    assert "eval acc      70.0% ▁█" in text(board_shown)
 
 
 def test_an_evaluation_whose_rates_mean_nothing_shows_its_mean_reward() -> None:
-    one = board()
-    one.evaluated(40, {"eval/reward": 1.25, "eval/reward/reward_model": 1.25})
-    assert "eval mean     1.250 at step 40" in text(one)
+    board_shown = board()
+    board_shown.evaluated(40, {"eval/reward": 1.25, "eval/reward/reward_model": 1.25})
+    assert "eval mean     1.250 at step 40" in text(board_shown)
 
 
 def test_an_evaluation_without_accuracy_shows_its_first_loss() -> None:
-    one = board()
-    one.evaluated(40, {"eval/near/loss": 2.5, "eval/near/perplexity": 12.2, "eval/far/loss": 3.0})
-    assert "eval loss    2.5000 at step 40" in text(one)
-    one.evaluated(60, {"eval/near/loss": 2.25})
-    assert "eval loss    2.2500 █▁" in text(one)
+    board_shown = board()
+    board_shown.evaluated(
+        40, {"eval/near/loss": 2.5, "eval/near/perplexity": 12.2, "eval/far/loss": 3.0}
+    )
+    assert "eval loss    2.5000 at step 40" in text(board_shown)
+    board_shown.evaluated(60, {"eval/near/loss": 2.25})
+    assert "eval loss    2.2500 █▁" in text(board_shown)
 
 
 def test_before_the_first_step_no_sentinel_has_looked() -> None:
-    one = board(0)
-    assert "sentinels wait for the first step" in text(one)
-    one.spoken("stall", "phase sample made no progress")
-    assert "▲ stall: phase sample made no progress" in text(one)
-    assert "wait" not in text(one)
+    board_shown = board(0)
+    assert "sentinels wait for the first step" in text(board_shown)
+    board_shown.spoken("stall", "phase sample made no progress")
+    assert "▲ stall: phase sample made no progress" in text(board_shown)
+    assert "wait" not in text(board_shown)
 
 
 def test_sentinels_are_silent_or_say_what_they_see() -> None:
-    one = board()
-    assert "sentinels silent: nothing looks wrong" in text(one)
+    board_shown = board()
+    assert "sentinels silent: nothing looks wrong" in text(board_shown)
     for name in ("kl", "length", "entropy", "mismatch", "gradient"):
-        one.spoken(name, f"{name} is 3 (limit 1)")
-    shown = text(one)
+        board_shown.spoken(name, f"{name} is 3 (limit 1)")
+    shown = text(board_shown)
     assert "▲ kl: kl is 3 (limit 1)" in shown
     assert "gradient is" not in shown
     assert "▲ and 1 more" in shown
     for name in ("kl", "length", "entropy", "mismatch", "gradient", "stall"):
-        one.spoken(name, None)
-    assert "sentinels silent" in text(one)
+        board_shown.spoken(name, None)
+    assert "sentinels silent" in text(board_shown)
 
 
 def test_a_phase_moves_and_one_that_cannot_be_counted_lives() -> None:
-    one = board()
-    one.phase = PhaseShown("sample", 64, 185.0)
-    one.phase.advance(16)
-    assert "16/64  5 s" in text(one)
-    one.phase = PhaseShown("export", None, 188.0)
-    assert "export    2 s" in text(one)
+    board_shown = board()
+    board_shown.phase = PhaseShown("sample", 64, 185.0)
+    board_shown.phase.advance(16)
+    assert "16/64  5 s" in text(board_shown)
+    board_shown.phase = PhaseShown("export", None, 188.0)
+    assert "export    2 s" in text(board_shown)
 
 
 @pytest.mark.parametrize("unicode", [True, False])
 @given(
     width=st.integers(1, 200),
     name=st.text(max_size=30),
-    said=st.text(max_size=300),
+    warning=st.text(max_size=300),
     step=st.integers(0, 10**7),
 )
 def test_no_line_is_wider_than_the_terminal(
-    unicode: bool, width: int, name: str, said: str, step: int
+    unicode: bool, width: int, name: str, warning: str, step: int
 ) -> None:
-    one = board()
-    one.unicode, one.total, one.step = unicode, 10**7, step
-    one.phase = PhaseShown(name, 10**9, 0.0, 10**8)
-    one.evaluated(1, {"eval/accuracy": 0.5})
-    one.spoken("kl", said)
-    for line in one.lines(width, 1e7):
+    board_shown = board()
+    board_shown.unicode, board_shown.total, board_shown.step = unicode, 10**7, step
+    board_shown.phase = PhaseShown(name, 10**9, 0.0, 10**8)
+    board_shown.evaluated(1, {"eval/accuracy": 0.5})
+    board_shown.spoken("kl", warning)
+    for line in board_shown.lines(width, 1e7):
         assert cell_len(line.plain) <= max(20, width - 1)
 
 
 def test_without_unicode_every_character_is_ascii() -> None:
-    one = board()
-    one.unicode = False
-    one.phase = PhaseShown("sample", 64, 185.0, 20)
-    one.spoken("kl", "too far")
-    assert text(one, 60).isascii()
+    board_shown = board()
+    board_shown.unicode = False
+    board_shown.phase = PhaseShown("sample", 64, 185.0, 20)
+    board_shown.spoken("kl", "too far")
+    assert text(board_shown, 60).isascii()
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=100), st.integers(1, 50))
@@ -215,11 +219,11 @@ def test_a_curve_shows_all_that_is_kept_in_the_room_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "duration_text"),
     [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3599, "59:59"), (7425, "2:03:45")],
 )
-def test_durations_are_short(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_short(seconds: float, duration_text: str) -> None:
+    assert duration(seconds) == duration_text
 
 
 def test_a_long_run_keeps_no_more_than_it_can_show() -> None:

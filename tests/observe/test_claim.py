@@ -22,12 +22,12 @@ with claimed(Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path: Path) -> subprocess.Popen[str]:
-    one = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
-    assert one.stdout is not None
-    assert one.stdout.readline() == "mine\n"
-    return one
+    assert process.stdout is not None
+    assert process.stdout.readline() == "mine\n"
+    return process
 
 
 def test_a_directory_that_a_process_runs_in_is_refused_until_it_is_killed(

@@ -21,7 +21,7 @@ METRICS = {
 }
 
 
-def told(mode: Mode) -> str:
+def printed_by(mode: Mode) -> str:
     stream = StringIO()
     console = Console(mode, stream)
     console.heading("part")
@@ -35,7 +35,7 @@ def told(mode: Mode) -> str:
 
 
 def test_plain_mode_has_one_line_a_step() -> None:
-    text = told("plain")
+    text = printed_by("plain")
     assert "step   7/100  reward 0.500  1.50 s\n" in text
     assert "a note\n" in text
     assert "part\n" in text
@@ -45,7 +45,7 @@ def test_plain_mode_has_one_line_a_step() -> None:
 
 
 def test_quiet_mode_shows_warnings_alone() -> None:
-    assert told("quiet") == "warning: look out\n"
+    assert printed_by("quiet") == "warning: look out\n"
 
 
 def test_json_mode_leaves_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:

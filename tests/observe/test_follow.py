@@ -56,14 +56,14 @@ def test_a_file_with_the_same_bytes_again_is_not_another(file: Path) -> None:
 def test_however_a_file_grows_its_lines_come_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], cuts: list[int]
 ) -> None:
-    whole = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines)
+    content = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines)
     file = tmp_path_factory.mktemp("grows") / "lines"
-    followed, found = Followed(file), b""
-    for end in [*sorted(min(cut, len(whole)) for cut in cuts), len(whole)]:
-        file.write_bytes(whole[:end])
+    followed, content_read = Followed(file), b""
+    for end in [*sorted(min(cut, len(content)) for cut in cuts), len(content)]:
+        file.write_bytes(content[:end])
         assert not followed.rewritten()
-        found += b"".join(texts(followed))
-    assert found == whole
+        content_read += b"".join(texts(followed))
+    assert content_read == content
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff", b"[" * 100_000, b'"a"', b"{}x"])

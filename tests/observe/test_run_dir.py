@@ -185,7 +185,7 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
 def test_a_run_that_could_be_meant_is_named(tmp_path: Path) -> None:
     for name in ("gsm8k-grpo", "words/sft", "words/rl"):
         RunDirectory.create(tmp_path / name, RECIPE, overwrite=False)
-    for typed, told in [
+    for typed, suggestion in [
         ("gsm8k-gpro", f"did you mean {tmp_path / 'gsm8k-grpo'}?"),
         ("word", f"did you mean {tmp_path / 'words'}?"),
         ("words", "it is not a run directory; runs in it: rl, sft"),
@@ -194,7 +194,7 @@ def test_a_run_that_could_be_meant_is_named(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UsageError) as refused:
             RunDirectory.open(tmp_path / typed)
-        assert str(refused.value).endswith(told)
+        assert str(refused.value).endswith(suggestion)
 
 
 def test_what_a_kill_left_half_written_is_neither_others_nor_in_the_way(tmp_path: Path) -> None:

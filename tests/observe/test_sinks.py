@@ -155,15 +155,15 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 def test_lines_wait_for_room_on_a_full_disk_and_none_is_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    logs = Logs(tmp_path, told.append)
+    warnings: list[str] = []
+    logs = Logs(tmp_path, warnings.append)
     with monkeypatch.context() as disk:
         full_disk(disk, after=17)
         for step in range(1, 4):
             logs.metric({"step": step})
         logs.samples([{"ticket": 0}])
         assert len((tmp_path / "metrics.jsonl").read_bytes()) == 17
-        assert told == [f"{tmp_path}: the disk is full; log lines wait in memory for room"]
+        assert warnings == [f"{tmp_path}: the disk is full; log lines wait in memory for room"]
         with pytest.raises(DiskFull, match=r"metrics\.jsonl cannot be written: the disk is full"):
             logs.sync()
     logs.metric({"step": 4})
@@ -175,12 +175,12 @@ def test_lines_wait_for_room_on_a_full_disk_and_none_is_torn(
 def test_lines_that_never_found_room_are_told_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    logs = Logs(tmp_path, told.append)
+    warnings: list[str] = []
+    logs = Logs(tmp_path, warnings.append)
     full_disk(monkeypatch, after=0)
     logs.metric({"step": 1})
     logs.close()
-    assert told[1:] == ["metrics.jsonl: 12 bytes were lost on a full disk"]
+    assert warnings[1:] == ["metrics.jsonl: 12 bytes were lost on a full disk"]
 
 
 def test_a_write_that_is_interrupted_is_not_made_twice(

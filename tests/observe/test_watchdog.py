@@ -92,13 +92,13 @@ def test_a_phase_that_waits_for_people_is_watched_again_after_that(tmp_path: Pat
 def test_a_stall_stands_in_the_terminals_block_while_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str | None] = []
-    monkeypatch.setattr(Console, "spoken", lambda self, name, text: said.append(text))
+    messages: list[str | None] = []
+    monkeypatch.setattr(Console, "spoken", lambda self, name, text: messages.append(text))
     with watchdog(tmp_path, "warn", StringIO()) as dog, dog.phase("sample"):
-        wait(lambda: len(said) == 1)
+        wait(lambda: len(messages) == 1)
         dog.beat()
-    assert "phase sample makes no progress" in (said[0] or "")
-    assert said[1:] == [None]
+    assert "phase sample makes no progress" in (messages[0] or "")
+    assert messages[1:] == [None]
 
 
 def test_stop_ends_the_run_from_the_main_thread(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def test_without_a_deviation_the_others_are_the_baseline_of_rloo():
 )
 def test_others_without_a_deviation_divide_nothing(rewards, expected):
     group = np.zeros(len(rewards), np.int64)
-    found = advantages.against_others(np.array(rewards), group)
-    np.testing.assert_allclose(found, expected, rtol=1e-13)
-    assert np.isfinite(found).all()
+    scaled = advantages.against_others(np.array(rewards), group)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-13)
+    assert np.isfinite(scaled).all()
 
 
 def test_the_others_are_those_that_nemo_rl_measures_by():
@@ -88,13 +88,13 @@ def test_the_others_are_those_that_nemo_rl_measures_by():
     rewards = np.random.default_rng(0).normal(size=(5, 7))
     expected = np.zeros_like(rewards)
     for group, row in enumerate(rewards):
-        for place, own in enumerate(row):
+        for place, reward in enumerate(row):
             others = np.delete(row, place)
             variance = np.mean(others**2) - np.mean(others) ** 2
             deviation = math.sqrt(variance * len(others) / (len(others) - 1))
-            expected[group, place] = (own - np.mean(others)) / (deviation + 1e-6)
-    found = advantages.against_others(rewards.ravel(), np.repeat(np.arange(5), 7))
-    np.testing.assert_allclose(found.reshape(5, 7), expected, rtol=1e-9)
+            expected[group, place] = (reward - np.mean(others)) / (deviation + 1e-6)
+    scaled = advantages.against_others(rewards.ravel(), np.repeat(np.arange(5), 7))
+    np.testing.assert_allclose(scaled.reshape(5, 7), expected, rtol=1e-9)
 
 
 def test_a_group_of_one_has_no_deviation():
@@ -132,9 +132,9 @@ def test_every_sample_agrees_with_a_loop_over_its_group(rows):
     rewards = np.array([r for _, r in rows])
     means, stds = advantages.group_means(rewards, group), advantages.group_stds(rewards, group)
     for i, g in enumerate(group):
-        mine = [r for h, r in rows if h == g]
-        assert means[i] == pytest.approx(statistics.fmean(mine), rel=1e-12, abs=1e-12)
-        deviation = statistics.stdev(mine) if len(mine) > 1 else 0.0
+        group_rewards = [r for h, r in rows if h == g]
+        assert means[i] == pytest.approx(statistics.fmean(group_rewards), rel=1e-12, abs=1e-12)
+        deviation = statistics.stdev(group_rewards) if len(group_rewards) > 1 else 0.0
         assert stds[i] == pytest.approx(deviation, rel=1e-9, abs=1e-9)
 
 
@@ -173,17 +173,17 @@ TOKENS = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max
 
 @given(rows=st.lists(TOKENS, min_size=1, max_size=5), total=st.floats(-10, 10))
 def test_what_follows_a_token_is_a_sum_over_the_tokens_from_it_on(rows, total):
-    turns = Ragged.of([[one[0] for one in row] for row in rows], np.float64)
-    charges = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
-    found = turns.like(advantages.to_go(np.full(len(rows), total), charges, turns))
+    turns = Ragged.of([[token[0] for token in row] for row in rows], np.float64)
+    charges = Ragged.of([[token[1] for token in row] for row in rows], np.float64)
+    totals = turns.like(advantages.to_go(np.full(len(rows), total), charges, turns))
     for i, row in enumerate(rows):
         earned = [turn - charge for turn, charge in row]
         earned[-1] += total - math.fsum(turn for turn, _ in row)
         wanted = [math.fsum(earned[t:]) for t in range(len(row))]
-        np.testing.assert_allclose(found.row(i), wanted, atol=1e-9)
+        np.testing.assert_allclose(totals.row(i), wanted, atol=1e-9)
 
 
 def test_rewards_without_turns_and_charges_follow_every_token_exactly():
     nothing = Ragged.of([[0.0, 0.0], [0.0]], np.float64)
-    found = advantages.to_go(np.array([0.1, 0.3]), nothing, nothing)
-    assert found.tolist() == [0.1, 0.1, 0.3]
+    totals = advantages.to_go(np.array([0.1, 0.3]), nothing, nothing)
+    assert totals.tolist() == [0.1, 0.1, 0.3]

@@ -24,14 +24,16 @@ def by_loop(
 ) -> float:
     q, p = softmax(student, heat), softmax(teacher, heat)
     total = 0.0
-    for mine, theirs in zip(q, p, strict=True):
+    for q_token, p_token in zip(q, p, strict=True):
         if kind == "forward_kl":
-            total += theirs * log(theirs / mine)
+            total += p_token * log(p_token / q_token)
         elif kind == "reverse_kl":
-            total += mine * log(mine / theirs)
+            total += q_token * log(q_token / p_token)
         else:
-            mixed = beta * theirs + (1 - beta) * mine
-            total += beta * theirs * log(theirs / mixed) + (1 - beta) * mine * log(mine / mixed)
+            mixed = beta * p_token + (1 - beta) * q_token
+            total += beta * p_token * log(p_token / mixed) + (1 - beta) * q_token * log(
+                q_token / mixed
+            )
     return total
 
 
@@ -66,7 +68,7 @@ def test_the_gradient_of_forward_kl_is_the_difference_of_probabilities() -> None
     teacher = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
     TeacherDivergence("forward_kl", temperature=2.0).of(student, teacher).backward()
     q, p = (softmax(row, 2.0) for row in ([2.0, 0.0, -2.0], [0.0, 2.0, 0.0]))
-    wanted = [[(mine - theirs) / 2 for mine, theirs in zip(q, p, strict=True)]]
+    wanted = [[(q_token - p_token) / 2 for q_token, p_token in zip(q, p, strict=True)]]
     assert student.grad is not None
     np.testing.assert_allclose(student.grad, wanted, rtol=1e-12)
 

@@ -21,39 +21,41 @@ def recursion(
     rewards: list[float], values: list[float], gamma: float, lam: float, behind: float
 ) -> list[float]:
     """A_t = delta_t + gamma lam A_{t+1}, as Schulman et al. write it, over policy tokens alone."""
-    following, advantage, found = behind, 0.0, []
+    following, advantage, advantages = behind, 0.0, []
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         advantage = reward + gamma * following - value + gamma * lam * advantage
-        found.insert(0, advantage)
+        advantages.insert(0, advantage)
         following = value
-    return found
+    return advantages
 
 
 @given(rows=TOKENS, gamma=FACTOR, lam=FACTOR, seed=st.integers(0, 99))
 def test_advantages_are_those_of_a_loop_over_the_policy_s_tokens(rows, gamma, lam, seed):
-    mask = Ragged.of([[one[0] for one in row] for row in rows], np.bool_)
-    rewards = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
-    values = Ragged.of([[one[2] for one in row] for row in rows], np.float64)
+    mask = Ragged.of([[token[0] for token in row] for row in rows], np.bool_)
+    rewards = Ragged.of([[token[1] for token in row] for row in rows], np.float64)
+    values = Ragged.of([[token[2] for token in row] for row in rows], np.float64)
     cut = np.random.default_rng(seed).random(len(rows)) < 0.5
     advantages, returns = gae(rewards, values, mask, gamma, lam, cut)
     for i, row in enumerate(rows):
-        own = [(r, v) for wrote, r, v in row if wrote]
+        policy_tokens = [(r, v) for wrote, r, v in row if wrote]
         here = mask.row(i)
-        behind = own[-1][1] if own and cut[i] else 0.0
-        wanted = recursion([r for r, _ in own], [v for _, v in own], gamma, lam, behind)
-        found = mask.like(advantages).row(i)
-        np.testing.assert_allclose(found[here], wanted, rtol=1e-10, atol=1e-8)
-        targets = [a + v for a, (_, v) in zip(wanted, own, strict=True)]
+        behind = policy_tokens[-1][1] if policy_tokens and cut[i] else 0.0
+        wanted = recursion(
+            [r for r, _ in policy_tokens], [v for _, v in policy_tokens], gamma, lam, behind
+        )
+        row_advantages = mask.like(advantages).row(i)
+        np.testing.assert_allclose(row_advantages[here], wanted, rtol=1e-10, atol=1e-8)
+        targets = [a + v for a, (_, v) in zip(wanted, policy_tokens, strict=True)]
         np.testing.assert_allclose(mask.like(returns).row(i)[here], targets, rtol=1e-10, atol=1e-8)
-        assert not found[~here].any()
+        assert not row_advantages[~here].any()
         assert not mask.like(returns).row(i)[~here].any()
 
 
 @given(rows=TOKENS, junk=NUMBERS)
 def test_what_stands_at_other_tokens_changes_nothing(rows, junk):
-    mask = Ragged.of([[one[0] for one in row] for row in rows], np.bool_)
-    rewards = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
-    values = Ragged.of([[one[2] for one in row] for row in rows], np.float64)
+    mask = Ragged.of([[token[0] for token in row] for row in rows], np.bool_)
+    rewards = Ragged.of([[token[1] for token in row] for row in rows], np.float64)
+    values = Ragged.of([[token[2] for token in row] for row in rows], np.float64)
     cut = np.ones(len(rows), np.bool_)
     before = gae(rewards, values, mask, 0.9, 0.8, cut)
     filled = [
@@ -106,20 +108,20 @@ def test_no_sequences_have_no_advantages():
 
 @given(rows=TOKENS, total=NUMBERS)
 def test_token_rewards_sum_to_the_reward_less_its_charges(rows, total):
-    mask = Ragged.of([[one[0] for one in row] for row in rows], np.bool_)
-    turns = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
-    charges = Ragged.of([[one[2] for one in row] for row in rows], np.float64)
-    found = token_rewards(np.full(len(rows), total), turns, charges, mask)
-    assert not found.values[~mask.values].any()
+    mask = Ragged.of([[token[0] for token in row] for row in rows], np.bool_)
+    turns = Ragged.of([[token[1] for token in row] for row in rows], np.float64)
+    charges = Ragged.of([[token[2] for token in row] for row in rows], np.float64)
+    rewards_of_tokens = token_rewards(np.full(len(rows), total), turns, charges, mask)
+    assert not rewards_of_tokens.values[~mask.values].any()
     for i, row in enumerate(rows):
         charged = sum(c for wrote, _, c in row if wrote)
         wanted = total - charged if mask.row(i).any() else 0.0
-        assert found.row(i).sum() == pytest.approx(wanted, rel=1e-9, abs=1e-8)
+        assert rewards_of_tokens.row(i).sum() == pytest.approx(wanted, rel=1e-9, abs=1e-8)
 
 
 def test_a_turn_s_reward_stays_at_its_turn_and_the_rest_lies_on_the_last_policy_token():
     mask = Ragged.of([[0, 1, 1, 0, 1, 0]], np.bool_)
     turns = mask.like(np.array([0, 0, 0.5, 0, 0.25, 0.0]))
     charges = mask.like(np.array([9, 0.125, 0, 9, 1, 9.0]))
-    found = token_rewards(np.array([2.75]), turns, charges, mask)
-    assert found.values.tolist() == [0, -0.125, 0.5, 0, 0.25 + 2.0 - 1.0, 0]
+    rewards_of_tokens = token_rewards(np.array([2.75]), turns, charges, mask)
+    assert rewards_of_tokens.values.tolist() == [0, -0.125, 0.5, 0, 0.25 + 2.0 - 1.0, 0]

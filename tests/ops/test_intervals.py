@@ -73,7 +73,7 @@ def test_an_interval_lies_around_the_mean_and_mirrors(values: list[float]) -> No
     assert 0.0 <= low <= mean + 1e-12
     assert mean - 1e-12 <= high <= 1.0
     assert high - low > 1e-3
-    mirrored = mean_interval([1.0 - one for one in values])
+    mirrored = mean_interval([1.0 - score for score in values])
     assert mirrored == pytest.approx((1.0 - high, 1.0 - low), abs=1e-9)
 
 
@@ -93,8 +93,8 @@ def test_it_holds_the_true_rate_as_often_as_it_says(
     right = uniform(0, f"answer {problems}", *of, np.arange(samples)) < chance
     rates = right.mean(axis=2)
     true = 0.1 * hard + 0.9 * (1 - hard)
-    found = np.array([mean_interval(row.tolist()) for row in rates])
-    covered = ((found[:, 0] <= true) & (true <= found[:, 1])).mean()
+    intervals = np.array([mean_interval(row.tolist()) for row in rates])
+    covered = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
     assert 0.925 <= covered <= 0.985
     if samples == 8:
         naive = np.array([wilson(rate, problems * samples) for rate in rates.mean(axis=1)])

@@ -31,10 +31,10 @@ def test_estimators_match_numbers_worked_by_hand_in_numpy_and_torch(kind, expect
 def test_k3_of_small_changes_is_no_rounding_in_float32(size):
     """By the first terms of its series; the next one is at most 1e-6 of them."""
     d = (torch.randn(4096, generator=torch.Generator().manual_seed(0)) * size).float()
-    found, wide = estimate("k3", d).double(), d.double()
+    k3, wide = estimate("k3", d).double(), d.double()
     exact = wide.square() / 2 - wide**3 / 6
-    assert float(found.mean()) == pytest.approx(float(exact.mean()), rel=0.01)
-    assert float(found.min()) >= -1e-6 * float(exact.mean())
+    assert float(k3.mean()) == pytest.approx(float(exact.mean()), rel=0.01)
+    assert float(k3.min()) >= -1e-6 * float(exact.mean())
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])

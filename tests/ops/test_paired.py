@@ -34,7 +34,7 @@ def test_mcnemars_test_is_the_binomial_of_the_discordant_problems(
 def test_signs_are_flipped_in_every_way(differences: list[float]) -> None:
     ways = list(itertools.product((-1, 1), repeat=len(differences)))
     sums = [abs(sum(s * d for s, d in zip(way, differences, strict=True))) for way in ways]
-    share = sum(one >= abs(sum(differences)) - 1e-9 for one in sums) / len(ways)
+    share = sum(flipped_sum >= abs(sum(differences)) - 1e-9 for flipped_sum in sums) / len(ways)
     assert sign_flip(differences, 0) == pytest.approx(share, abs=1e-12)
 
 
@@ -63,8 +63,8 @@ def test_the_interval_of_single_answers_is_bonett_and_prices() -> None:
     """Their formula with 10 and 3 discordant of 100: p = 11/102 and 4/102."""
     p, q = 11 / 102, 4 / 102
     half = 1.959963984540054 * math.sqrt((p + q - (p - q) ** 2) / 102)
-    found = difference_interval([1.0] * 10 + [-1.0] * 3 + [0.0] * 87)
-    assert found == pytest.approx((p - q - half, p - q + half), abs=1e-12)
+    interval = difference_interval([1.0] * 10 + [-1.0] * 3 + [0.0] * 87)
+    assert interval == pytest.approx((p - q - half, p - q + half), abs=1e-12)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=40))
@@ -73,7 +73,7 @@ def test_an_interval_holds_the_mean_and_mirrors(differences: list[float]) -> Non
     mean = math.fsum(differences) / len(differences)
     assert -1.0 <= low <= mean + 1e-12
     assert mean - 1e-12 <= high <= 1.0
-    mirrored = difference_interval([-one for one in differences])
+    mirrored = difference_interval([-difference for difference in differences])
     assert mirrored == pytest.approx((-high, -low), abs=1e-12)
 
 
@@ -95,8 +95,8 @@ def test_both_are_right_as_often_as_they_say(problems: int, gain: float) -> None
     first = uniform(0, f"first {problems}", *of, np.arange(4)) < chance + gain
     second = uniform(0, f"second {problems}", *of, np.arange(4)) < chance
     differences = [row.tolist() for row in first.mean(axis=2) - second.mean(axis=2)]
-    found = np.array([difference_interval(row) for row in differences])
-    assert ((found[:, 0] <= gain) & (gain <= found[:, 1])).mean() >= 0.93
+    all_intervals = np.array([difference_interval(row) for row in differences])
+    assert ((all_intervals[:, 0] <= gain) & (gain <= all_intervals[:, 1])).mean() >= 0.93
     rejected = np.mean([sign_flip(row, i) <= 0.05 for i, row in enumerate(differences[:150])])
     if gain == 0.0:
         assert rejected <= 0.08  # 0.05 and two standard errors of 150 trials

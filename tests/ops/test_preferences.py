@@ -21,9 +21,9 @@ def test_the_logistic_loss_and_its_gradient_hold_far_from_zero(label_smoothing):
     loss = logistic(x, label_smoothing)
     loss.sum().backward()
     e = label_smoothing
-    wanted = [(1 - e) * softplus(-one) + e * softplus(one) for one in FAR]
+    wanted = [(1 - e) * softplus(-margin) + e * softplus(margin) for margin in FAR]
     np.testing.assert_allclose(loss.detach(), wanted, rtol=1e-12)
-    slopes = [0.5 * (1 + math.tanh(one / 2)) - (1 - e) for one in FAR]  # sigmoid(x) - (1 - e)
+    slopes = [0.5 * (1 + math.tanh(margin / 2)) - (1 - e) for margin in FAR]  # sigmoid(x) - (1 - e)
     np.testing.assert_allclose(x.grad, slopes, rtol=1e-9, atol=1e-15)
 
 
@@ -64,13 +64,13 @@ def test_kto_by_hand():
 def test_answers_are_sums_over_each_sequence_s_own_entries():
     logprobs = torch.tensor([-1.0, -2.0, -4.0, -8.0])
     sequence = torch.tensor([1, 0, 1, 2])  # in any order
-    found = answer_sums(
+    sums = answer_sums(
         logprobs, {"ref_logprobs": torch.tensor([-1.0, -1.0, -1.0, -8.0])}, sequence, 4
     )
-    assert found.logprob.tolist() == [-2.0, -5.0, -8.0, 0.0]
-    assert found.log_ratio.tolist() == [-1.0, -3.0, 0.0, 0.0]
-    assert found.tokens.tolist() == [1.0, 2.0, 1.0, 1.0]  # at least 1: nothing to divide by 0
-    chosen, rejected = found.sides()
+    assert sums.logprob.tolist() == [-2.0, -5.0, -8.0, 0.0]
+    assert sums.log_ratio.tolist() == [-1.0, -3.0, 0.0, 0.0]
+    assert sums.tokens.tolist() == [1.0, 2.0, 1.0, 1.0]  # at least 1: nothing to divide by 0
+    chosen, rejected = sums.sides()
     assert chosen.logprob.tolist() == [-2.0, -8.0]
     assert rejected.log_ratio.tolist() == [-3.0, 0.0]
     assert not answer_sums(logprobs, {}, sequence, 4).log_ratio.any()

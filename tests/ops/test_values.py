@@ -60,10 +60,10 @@ def test_explained_variance_is_one_less_the_share_of_variance_that_is_left(pairs
     if returns.std() < 1e-3:
         return
     error = returns - values
-    found = explained_variance(
+    explained = explained_variance(
         error.mean(), np.square(error).mean(), returns.mean(), np.square(returns).mean()
     )
-    assert found == pytest.approx(1 - error.var() / returns.var(), rel=1e-6, abs=1e-6)
+    assert explained == pytest.approx(1 - error.var() / returns.var(), rel=1e-6, abs=1e-6)
 
 
 def test_equal_returns_have_no_variance_to_explain():

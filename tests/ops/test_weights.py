@@ -64,13 +64,13 @@ def test_the_weights_of_an_update_sum_to_one(lengths, aggregation):
 
 def test_a_token_of_weight_2_counts_as_two_tokens():
     """By hand: 0.5 + 2 + 1 + 1 + 1 + 1 + 4 = 10.5."""
-    mine = MASK.like(np.array([0, 0.5, 2, 0, 0, 1, 1, 1, 1, 0, 4], np.float32))
-    weights = entry_weights(MASK, ALL, "token", token_weights=mine)
-    np.testing.assert_allclose(weights.values, mine.values / 10.5, rtol=1e-7)
-    by_sequence = entry_weights(MASK, ALL, "sequence", token_weights=mine)
+    token_weights = MASK.like(np.array([0, 0.5, 2, 0, 0, 1, 1, 1, 1, 0, 4], np.float32))
+    weights = entry_weights(MASK, ALL, "token", token_weights=token_weights)
+    np.testing.assert_allclose(weights.values, token_weights.values / 10.5, rtol=1e-7)
+    by_sequence = entry_weights(MASK, ALL, "sequence", token_weights=token_weights)
     np.testing.assert_allclose(by_sequence.row(0), [0, 0.2 / 3, 0.8 / 3], rtol=1e-7)
     np.testing.assert_allclose(by_sequence.row(2), [0, 1 / 3], rtol=1e-7)
-    part = entry_weights(MASK, np.array([0]), "token", token_weights=mine)
+    part = entry_weights(MASK, np.array([0]), "token", token_weights=token_weights)
     np.testing.assert_allclose(part.row(0), [0, 0.2, 0.8], rtol=1e-7)
 
 
@@ -82,8 +82,8 @@ BY_WEIGHT = st.sampled_from(["token", "sequence"])
 def test_weights_of_0_and_1_are_the_mask_bit_for_bit(rows, aggregation):
     mask = Ragged.of(rows, np.bool_)
     every = np.arange(len(rows))
-    ones = mask.like(mask.values.astype(np.float32))
-    weighted = entry_weights(mask, every, aggregation, token_weights=ones)
+    unit_weights = mask.like(mask.values.astype(np.float32))
+    weighted = entry_weights(mask, every, aggregation, token_weights=unit_weights)
     np.testing.assert_array_equal(weighted.values, entry_weights(mask, every, aggregation).values)
 
 
@@ -94,10 +94,10 @@ def test_weights_of_0_and_1_are_the_mask_bit_for_bit(rows, aggregation):
 def test_a_constant_times_all_weights_changes_nothing(rows, aggregation, seed, constant, power):
     """Beyond rounding to float32; a power of two changes no bit."""
     mask = Ragged.of(rows, np.bool_)
-    mine = np.random.default_rng(seed).uniform(0.1, 3, len(mask.values)).astype(np.float32)
+    drawn_weights = np.random.default_rng(seed).uniform(0.1, 3, len(mask.values)).astype(np.float32)
 
     def weights(times):
-        scaled = mask.like((mine * mask.values * np.float32(times)).astype(np.float32))
+        scaled = mask.like((drawn_weights * mask.values * np.float32(times)).astype(np.float32))
         every = np.arange(len(rows))
         return entry_weights(mask, every, aggregation, token_weights=scaled).values
 

@@ -75,12 +75,12 @@ def test_a_cuda_device_is_taken_where_there_is_one(
 
 def test_the_same_placement_gives_the_same_bits() -> None:
     left, right = torch.randn(300, 400), torch.randn(400, 300)
-    found = []
+    products = []
     for _ in range(2):
         apply(Placement("cpu", 1, True))
-        found.append(left @ right)
+        products.append(left @ right)
         apply(Placement("cpu", 2, True))
-    assert torch.equal(found[0], found[1])
+    assert torch.equal(products[0], products[1])
 
 
 def test_a_placement_sets_the_process_up() -> None:
@@ -150,9 +150,9 @@ def test_segments_of_a_gpu_grow_and_shrink_unless_the_user_says_how(
         monkeypatch.setenv(stated, "max_split_size_mb:64")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     apply(Placement("cuda", 1, True))
-    found = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+    allocator_settings = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
     ours = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert found == ({stated: "max_split_size_mb:64"} if stated else ours)
+    assert allocator_settings == ({stated: "max_split_size_mb:64"} if stated else ours)
 
 
 def test_a_run_on_a_cpu_leaves_the_allocator_of_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:

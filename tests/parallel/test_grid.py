@@ -42,11 +42,13 @@ def test_every_group_of_a_rank_has_the_ranks_that_docs_gpus_says(
     monkeypatch.setattr(ranks.dist, "new_group", lambda members, timeout: members)
     page = Path(__file__).parent.parent.parent / "docs" / "gpus.md"
     rows = re.findall(r"^\| (\w+) \| ([0-7, ]+) \|", page.read_text("utf-8"), re.M)
-    said = {name: [int(rank) for rank in members.split(", ")] for name, members in rows}
-    assert said.keys() == {"tensor", "context", "replica", "data", "expert", "expert_data"}
+    documented = {name: [int(rank) for rank in members.split(", ")] for name, members in rows}
+    assert documented.keys() == {"tensor", "context", "replica", "data", "expert", "expert_data"}
     groups = Groups(0, 8, Grid(context=2, tensor=2), "cuda")
     sharing_experts = Groups(0, 8, Grid(expert=4), "cuda")
-    assert {name: getattr(groups, name) or getattr(sharing_experts, name) for name in said} == said
+    assert {
+        name: getattr(groups, name) or getattr(sharing_experts, name) for name in documented
+    } == documented
     last = Groups(7, 8, Grid(context=2, tensor=2), "cuda")
-    found = [last.tensor, last.context, last.replica, last.data]
-    assert found == [[6, 7], [5, 7], [4, 5, 6, 7], [1, 3, 5, 7]]
+    groups_of_last = [last.tensor, last.context, last.replica, last.data]
+    assert groups_of_last == [[6, 7], [5, 7], [4, 5, 6, 7], [1, 3, 5, 7]]

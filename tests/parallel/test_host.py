@@ -35,18 +35,18 @@ def test_every_bit_comes_back_in_every_dtype(dtype: torch.dtype) -> None:
 
 def test_tensors_that_share_memory_leave_together_and_share_it_afterwards() -> None:
     """As a master weight and the weight that computes, or matrices side by side."""
-    whole = torch.arange(6.0)
-    first, second = nn.Parameter(whole[:2]), nn.Parameter(whole[2:].view(2, 2).t())
+    shared_tensor = torch.arange(6.0)
+    first, second = nn.Parameter(shared_tensor[:2]), nn.Parameter(shared_tensor[2:].view(2, 2).t())
     copies = HostCopies(CPU)
-    copies.offload([first, second, whole])
+    copies.offload([first, second, shared_tensor])
     assert copies.nbytes == 24
-    assert held(whole, first, second) == 0
+    assert held(shared_tensor, first, second) == 0
     assert copies.here(second).tolist() == [[2.0, 4.0], [3.0, 5.0]]  # another order in memory
     copies.reload([second])
-    assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+    assert shared_tensor.tolist() == [0, 1, 2, 3, 4, 5]
     with torch.no_grad():
         first.fill_(7.0)
-    assert whole.tolist() == [7, 7, 2, 3, 4, 5]
+    assert shared_tensor.tolist() == [7, 7, 2, 3, 4, 5]
 
 
 def test_what_shares_memory_with_tensors_that_stay_stays() -> None:

@@ -25,8 +25,8 @@ def test_alone_every_collective_gives_back_what_it_got() -> None:
     assert (float(held), alone.sum(2.5), alone.most(3)) == (1.5, 2.5, 3)
     assert alone.sums({"a": 1.0}) == {"a": 1.0}
     assert alone.gathered(["x"]) == [["x"]]
-    values, known = np.array([1.0, 2.0], np.float32), np.array([True, False])
-    assert alone.merged(values, known)[0] is values
+    values, present = np.array([1.0, 2.0], np.float32), np.array([True, False])
+    assert alone.merged(values, present)[0] is values
     alone.require_same("anything", "x")
 
 
@@ -70,10 +70,10 @@ def talk(ranks: Ranks, folder: Path) -> None:
     with ranks.doing("talking"):
         held = torch.full((2,), float(ranks.rank + 1))
         ranks.sum_([held])
-        known = np.arange(4) // 2 == ranks.rank
-        values = np.where(known, np.arange(4, dtype=np.float32), np.float32(math.nan))
-        merged, everywhere = ranks.merged(values, known)
-        said = {
+        is_known = np.arange(4) // 2 == ranks.rank
+        values = np.where(is_known, np.arange(4, dtype=np.float32), np.float32(math.nan))
+        merged, everywhere = ranks.merged(values, is_known)
+        results = {
             "sum_": held.tolist(),
             "sum": ranks.sum(0.1),
             "most": ranks.most(5 - ranks.rank),
@@ -82,7 +82,7 @@ def talk(ranks: Ranks, folder: Path) -> None:
             "sums": ranks.sums({"both": 1.0, f"of {ranks.rank}": 2.0}),
             "gathered": ranks.gathered("x" * ranks.rank),
         }
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
 
 
 def disagree(ranks: Ranks, folder: Path) -> None:
@@ -103,7 +103,7 @@ def wait(ranks: Ranks, folder: Path) -> None:
 def limits(ranks: Ranks, folder: Path) -> None:
     arranged = [ranks.groups, ranks.arranged(Grid(groups=2)).groups]
     arranged.append(ranks.arranged(Grid(expert=2)).groups)
-    found = {
+    limits_by_group = {
         f"{name} {number}": float(seconds_of(group))
         for number, groups in enumerate(arranged)
         for name, group in [
@@ -112,8 +112,8 @@ def limits(ranks: Ranks, folder: Path) -> None:
         ]
         if group is not None
     }
-    found["between groups"] = float(seconds_of(arranged[1].mesh.get_group("group")))
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
+    limits_by_group["between groups"] = float(seconds_of(arranged[1].mesh.get_group("group")))
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(limits_by_group))
 
 
 NAMES = ("context", "tensor", "replica", "data", "expert", "expert_data")
@@ -130,9 +130,9 @@ def seconds_of(group: Any) -> float:
 def test_the_limit_of_a_collective_holds_in_every_group(tmp_path: Path) -> None:
     run_ranks(4, limits, tmp_path, limit_seconds=77.0, grid=Grid(context=2, tensor=2))
     for rank in range(4):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert {name.split()[0] for name in found} == {*NAMES, *MESHES, "between"}
-        assert set(found.values()) == {77.0}, found
+        limits_by_group = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert {name.split()[0] for name in limits_by_group} == {*NAMES, *MESHES, "between"}
+        assert set(limits_by_group.values()) == {77.0}, limits_by_group
 
 
 class TestTwoRanks:
@@ -140,9 +140,9 @@ class TestTwoRanks:
 
     def test_all_know_the_same_afterwards(self, tmp_path: Path) -> None:
         run_ranks(2, talk, tmp_path)
-        one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-        assert one == two
-        assert one == {
+        first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+        assert first == second
+        assert first == {
             "sum_": [3.0, 3.0],
             "sum": 0.2,
             "most": 5,
@@ -157,6 +157,6 @@ class TestTwoRanks:
 
     def test_one_that_does_not_come_is_named_with_what_it_does(self, tmp_path: Path) -> None:
         run_ranks(2, wait, tmp_path, limit_seconds=2.0)
-        told = (tmp_path / "told").read_text()
-        assert "rank 0 of 2 waited in vain in 'working' (number 1)" in told
-        assert "missing: rank 1 (1 resting)" in told
+        stderr = (tmp_path / "told").read_text()
+        assert "rank 0 of 2 waited in vain in 'working' (number 1)" in stderr
+        assert "missing: rank 1 (1 resting)" in stderr

@@ -123,14 +123,16 @@ def divide(ranks: Ranks, folder: Path, kind: str, dtype: torch.dtype, saved: Any
             learner.load(saved)
     look()
     part = sum(local(parameter).nbytes for parameter in lm.parameters())
-    whole = dtype.itemsize * sum(parameter.numel() for parameter in lm.parameters())
+    model_bytes = dtype.itemsize * sum(parameter.numel() for parameter in lm.parameters())
     if saved is not None:
         (moments,) = (t for stem, t in learner.tensors().items() if stem == "policy.optimizer")
         assert all(bool((m == 0.5).all()) for name, m in moments.items() if name != UPDATES)
         part += sum(moment.nbytes for moment in moments.values())
-        whole *= 3
+        model_bytes *= 3
     assert part < most < part + 2 * largest, f"{most:,} bytes: {part:,} of its part, {largest:,}"
-    assert part + 2 * largest < 0.6 * whole or dtype == torch.bfloat16  # or it would prove nothing
+    assert (
+        part + 2 * largest < 0.6 * model_bytes or dtype == torch.bfloat16
+    )  # or it would prove nothing
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,6 @@ def test_a_resume_holds_its_part_and_two_tensors_and_an_export_two(tmp_path: Pat
     run_ranks(1, exported, tmp_path, write_model(Parts(), tmp_path), saved)
     for dtype in (torch.float32, torch.bfloat16):
         read: Any = AutoModelForCausalLM.from_pretrained(tmp_path / f"to-{dtype}", dtype=dtype)
-        found = dict(read.named_parameters())
+        parameters = dict(read.named_parameters())
         for name, weight in lm.named_parameters():
-            assert torch.equal(found[name], weight.to(dtype))
+            assert torch.equal(parameters[name], weight.to(dtype))

@@ -43,7 +43,7 @@ DORA = LORA.model_copy(update={"dora": True})
 CPU = torch.device("cpu")
 
 
-def made(
+def adapted_backbone(
     kind: str,
     dtype: torch.dtype,
     lora: LoraSettings | None,
@@ -91,13 +91,15 @@ def test_what_is_estimated_is_what_autograd_keeps(
     kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing: bool
 ) -> None:
     count, length = 2, 600  # three runs of queries
-    found = bytes_kept(made(kind, dtype, lora, checkpointing), sequences(count, length))
+    measured = bytes_kept(
+        adapted_backbone(kind, dtype, lora, checkpointing), sequences(count, length)
+    )
     shape: ModelShape = shape_of({"model_type": kind, **SIZES})
     geometry = Blocks.of(RowLengths(length / 2, length / 2, 1.0, "here"), 1)
     if checkpointing:  # attention's masks are kept by the context: autograd does not see them
         geometry = replace(geometry, scores=0.0)
     estimated = kept(shape, dtype.itemsize, lora, geometry, checkpointing=checkpointing, cpu=True)
-    assert estimated * count * length == pytest.approx(found, rel=0.05)
+    assert estimated * count * length == pytest.approx(measured, rel=0.05)
 
 
 def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
@@ -182,7 +184,7 @@ def test_a_forward_pass_that_keeps_nothing_has_the_rows_of_experts(inner: int) -
     tokens = 512
     sizes = {**SIZES, **EXPERTS, "num_hidden_layers": 1, "moe_intermediate_size": inner}
     sizes["hidden_size"] = 512
-    backbone = made("qwen3_moe", torch.bfloat16, None, False, sizes)
+    backbone = adapted_backbone("qwen3_moe", torch.bfloat16, None, False, sizes)
     (block,) = mixtures_of(backbone.lm)
     hidden = torch.randn(1, tokens, 512, dtype=torch.bfloat16)
     with Live((hidden, *block.parameters())) as live:
@@ -219,7 +221,7 @@ def test_what_is_estimated_of_other_types_is_what_autograd_keeps(
 ) -> None:
     count, length = 2, 600
     sizes = {**SIZES, **COUNTED[kind]}
-    backbone = made(kind, dtype, lora, False, sizes)
+    backbone = adapted_backbone(kind, dtype, lora, False, sizes)
     actual = bytes_kept(backbone, sequences(count, length))
     config: Any = backbone.lm.config
     shape = any_shape(config.to_dict(), kind)

@@ -71,10 +71,11 @@ def test_ranks_and_places_of_single_layers_are_counted() -> None:
     per_token = role.trained - experts + experts * chosen // of
     assert adapter_flops(role.shape, BY_LAYER) == 2 * per_token
     nothing = LoraSettings(rank=3, targets=("q_proj",), layers_to_transform=(0,))
-    one = nothing.model_copy(update={"rank_pattern": {"q_proj": 10}})
+    patterned = nothing.model_copy(update={"rank_pattern": {"q_proj": 10}})
     blocks = Blocks(1.0, 1.0)
     keeps = [
-        kept(role.shape, 4, lora, blocks, checkpointing=False, cpu=False) for lora in (nothing, one)
+        kept(role.shape, 4, lora, blocks, checkpointing=False, cpu=False)
+        for lora in (nothing, patterned)
     ]
     assert keeps[1] - keeps[0] == 4 * 7  # of one layer
 

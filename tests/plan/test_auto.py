@@ -36,15 +36,15 @@ def recipe(tokens: Any = "auto", slots: Any = "auto", **more: Any) -> Any:
 
 @given(st.floats(1.0, 120.0))
 def test_what_is_chosen_fits_or_is_the_least_there_is(gigabytes: float) -> None:
-    found = make_plan(recipe(), facts(gigabytes))
-    tokens, slots = found.auto["batch.micro_train_tokens"], found.auto["rollout.slots"]
+    run_plan = make_plan(recipe(), facts(gigabytes))
+    tokens, slots = run_plan.auto["batch.micro_train_tokens"], run_plan.auto["rollout.slots"]
     floor = least_tokens(recipe())
     assert floor <= tokens <= 8192
     assert 1 <= slots <= 512
-    assert found.memory.fits or (tokens, slots) == (floor, 1)
-    assert found.sizes.micro_tokens == tokens
-    assert found.sizes.engine is not None
-    assert found.sizes.engine.slots == slots
+    assert run_plan.memory.fits or (tokens, slots) == (floor, 1)
+    assert run_plan.sizes.micro_tokens == tokens
+    assert run_plan.sizes.engine is not None
+    assert run_plan.sizes.engine.slots == slots
 
 
 @given(st.floats(20.0, 120.0), st.floats(1.0, 4.0))
@@ -54,26 +54,26 @@ def test_more_memory_never_makes_a_size_smaller(gigabytes: float, times: float) 
 
 
 def test_with_room_a_gpu_has_what_it_has_without_auto() -> None:
-    found = make_plan(recipe(), facts(10_000))
-    assert found.auto == {"batch.micro_train_tokens": 8192, "rollout.slots": 512}
+    run_plan = make_plan(recipe(), facts(10_000))
+    assert run_plan.auto == {"batch.micro_train_tokens": 8192, "rollout.slots": 512}
     plain = make_plan(recipe(None, None), facts(10_000))
-    assert found.sizes.micro_tokens == plain.sizes.micro_tokens
-    assert found.memory.peak_bytes == plain.memory.peak_bytes
+    assert run_plan.sizes.micro_tokens == plain.sizes.micro_tokens
+    assert run_plan.memory.peak_bytes == plain.memory.peak_bytes
 
 
 def test_only_what_is_asked_for_is_chosen() -> None:
-    found = make_plan(recipe(slots=8), facts(50))
-    assert list(found.auto) == ["batch.micro_train_tokens"]
-    assert found.sizes.engine is not None
-    assert found.sizes.engine.slots == 8
+    run_plan = make_plan(recipe(slots=8), facts(50))
+    assert list(run_plan.auto) == ["batch.micro_train_tokens"]
+    assert run_plan.sizes.engine is not None
+    assert run_plan.sizes.engine.slots == 8
     assert make_plan(recipe(4096, 8), facts(50)).auto == {}
 
 
 def test_slots_fill_a_stated_cache_and_no_more() -> None:
-    found = make_plan(recipe(cache_tokens=1040 * 5), facts(10_000))
-    assert found.auto["rollout.slots"] == 5
-    assert found.sizes.engine is not None
-    assert found.sizes.engine.cache_tokens == 1040 * 5
+    run_plan = make_plan(recipe(cache_tokens=1040 * 5), facts(10_000))
+    assert run_plan.auto["rollout.slots"] == 5
+    assert run_plan.sizes.engine is not None
+    assert run_plan.sizes.engine.cache_tokens == 1040 * 5
 
 
 def test_the_page_says_which_sizes_would_be_chosen() -> None:
@@ -106,7 +106,7 @@ def test_a_pair_has_room_whole() -> None:
         **RL, "job": "reward", "batch": {"micro_train_tokens": "auto"}, "algorithm": None,
         "rollout": None, "rewards": None,
     }  # fmt: skip
-    made = parse_recipe({key: value for key, value in table.items() if value is not None})
-    assert least_tokens(made) == 2 * 1024
-    tiny = make_plan(made, replace(facts(1.0)))
+    parsed = parse_recipe({key: value for key, value in table.items() if value is not None})
+    assert least_tokens(parsed) == 2 * 1024
+    tiny = make_plan(parsed, replace(facts(1.0)))
     assert tiny.auto == {"batch.micro_train_tokens": 2048}

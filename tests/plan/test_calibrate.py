@@ -69,14 +69,14 @@ def test_the_plan_of_the_same_recipe_then_gives_the_runs_median(
 ) -> None:
     recipe = parse_recipe(table)
     rows = list(learned(make_plan(recipe, facts(recipe)), measured, machine(), "runs/a"))
-    found = make_plan(recipe, facts(recipe, *rows))
+    run_plan = make_plan(recipe, facts(recipe, *rows))
     wanted = {"update": "train/update_seconds"}
     if table["job"] == "rl":
         wanted |= {"sample": "sample_seconds", "score": "train/columns_seconds"}
     for phase, key in wanted.items():
-        middle = median(one[key] for one in measured)
-        assert found.timing.step[phase] == pytest.approx(middle, rel=1e-5)
-    assert "runs/a" in (found.calibrated or "")
+        middle = median(measurement[key] for measurement in measured)
+        assert run_plan.timing.step[phase] == pytest.approx(middle, rel=1e-5)
+    assert "runs/a" in (run_plan.calibrated or "")
 
 
 def test_another_job_takes_what_a_token_costs_and_not_how_many_there_were() -> None:
@@ -89,10 +89,10 @@ def test_another_job_takes_what_a_token_costs_and_not_how_many_there_were() -> N
     before, after = make_plan(sft, facts(sft)), make_plan(sft, facts(sft, *rows))
     ratio = after.timing.step["update"] / before.timing.step["update"]
     assert ratio == pytest.approx(update.times, rel=1e-6)
-    own = update.model_copy(update={"job": "sft", "times": 3.0, "tokens": 0.5})
-    found = factors([*rows, own], machine(), "sft")
-    assert found is not None
-    assert found.phases["update"] == 1.5
+    sft_update = update.model_copy(update={"job": "sft", "times": 3.0, "tokens": 0.5})
+    learned_factors = factors([*rows, sft_update], machine(), "sft")
+    assert learned_factors is not None
+    assert learned_factors.phases["update"] == 1.5
 
 
 def test_other_hardware_dtype_or_threads_learn_nothing_of_it() -> None:
@@ -111,11 +111,15 @@ def test_other_hardware_dtype_or_threads_learn_nothing_of_it() -> None:
 
 def test_what_a_recipe_leaves_open_is_what_the_newest_run_here_chose() -> None:
     recipe = parse_recipe({**RL, "learner": {}})
-    one = next(learned(make_plan(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a"))
-    rows = [one.model_copy(update={"dtype": "bfloat16", "threads": n}) for n in (5, 3)]
-    found = settled(recipe, hardware().device, rows)
-    assert (found.model.dtype, found.learner.threads) == ("bfloat16", 3)
-    assert machine_of(found, hardware().device) == replace(machine(), dtype="bfloat16", threads=3)
+    learned_row = next(
+        learned(make_plan(recipe, facts(recipe)), [line(1, 1, 1, 9)], machine(), "a")
+    )
+    rows = [learned_row.model_copy(update={"dtype": "bfloat16", "threads": n}) for n in (5, 3)]
+    settled_recipe = settled(recipe, hardware().device, rows)
+    assert (settled_recipe.model.dtype, settled_recipe.learner.threads) == ("bfloat16", 3)
+    assert machine_of(settled_recipe, hardware().device) == replace(
+        machine(), dtype="bfloat16", threads=3
+    )
     stated = parse_recipe({**RL, "learner": {"threads": 5}, "model": {**MODEL, "dtype": "float32"}})
     assert settled(stated, hardware().device, rows) == stated
 
@@ -140,10 +144,14 @@ def test_calibrating_twice_changes_nothing_and_later_plans_name_the_run(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--calibrate", str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    file = Path(told["file"])
+    calibration = json.loads(capsys.readouterr().out)
+    file = Path(calibration["file"])
     first = file.read_text("utf-8")
-    assert [one["phase"] for one in told["measured"]] == ["sample", "score", "update"]
+    assert [measurement["phase"] for measurement in calibration["measured"]] == [
+        "sample",
+        "score",
+        "update",
+    ]
     assert main(["plan", "--calibrate", str(run)]) == 0
     assert file.read_text("utf-8") == first
     recipe = tmp_path / "recipe.json.toml"
@@ -158,12 +166,12 @@ def test_calibrating_twice_changes_nothing_and_later_plans_name_the_run(
     )
     capsys.readouterr()
     assert main(["plan", str(recipe), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    plan_page = json.loads(capsys.readouterr().out)
     measured = {"sample": 0.5, "score": 0.25, "update": 0.125}
-    seconds = found["time"]["step_seconds"]
+    seconds = plan_page["time"]["step_seconds"]
     assert {phase: seconds[phase] for phase in measured} == pytest.approx(measured, rel=1e-4)
-    assert found["calibrated"].startswith(f"calibrated from {run} on ")
-    assert f"times: {found['calibrated']}" in found["notes"]
+    assert plan_page["calibrated"].startswith(f"calibrated from {run} on ")
+    assert f"times: {plan_page['calibrated']}" in plan_page["notes"]
 
 
 def test_a_second_run_takes_the_place_of_its_own_phases_only(run: Path) -> None:

@@ -36,22 +36,22 @@ def test_three_4090s_train_an_adapter_on_two_and_sample_on_the_third() -> None:
     recipe = rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2", lora=True)
     beside = with_overrides(recipe, ["--cluster.policy.colocate", "rollout"])
     assert not planned(beside, "2xRTX-4090").fits
-    found = planned(apart(recipe, 1, "--cluster.rollout.gpus", "1"), "3xRTX-4090")
-    assert found.fits
-    learner, engine = found.cards
+    run_plan = planned(apart(recipe, 1, "--cluster.rollout.gpus", "1"), "3xRTX-4090")
+    assert run_plan.fits
+    learner, engine = run_plan.cards
     assert (learner.numbers, learner.roles) == ("0-1", ("policy",))
     assert (engine.numbers, engine.roles) == ("2", ("built-in engine",))
-    assert lines(found, 1)["engine", "weights"] == dict.fromkeys(PHASES, 2 * WEIGHTS_7B)
-    assert not [role for role, _ in lines(found, 0) if role == "engine"]
-    assert not [role for role, _ in lines(found, 1) if role == "policy"]
+    assert lines(run_plan, 1)["engine", "weights"] == dict.fromkeys(PHASES, 2 * WEIGHTS_7B)
+    assert not [role for role, _ in lines(run_plan, 0) if role == "engine"]
+    assert not [role for role, _ in lines(run_plan, 1) if role == "policy"]
 
 
 def test_a_vllm_engine_fills_its_share_with_weights_a_pass_and_cache() -> None:
     recipe = rl("Qwen/Qwen2.5-7B", 2048, 7, "zero2")
     vllm = ["--rollout.type", "vllm", "--rollout.vllm.memory_fraction", "0.8"]
     batch = ["--batch.rollout_batch_size", "56"]
-    found = planned(apart(recipe, 1, *vllm, *batch), "8xH100")
-    engine = lines(found, 1)
+    run_plan = planned(apart(recipe, 1, *vllm, *batch), "8xH100")
+    engine = lines(run_plan, 1)
     share = int(0.8 * 84_943_715_696)
     weights, passing, cache = (
         engine["engine", purpose]["update"]
@@ -60,9 +60,9 @@ def test_a_vllm_engine_fills_its_share_with_weights_a_pass_and_cache() -> None:
     assert weights == 2 * WEIGHTS_7B
     assert weights + passing + cache == share
     assert 0.5e9 < passing < 3e9  # 8 192 tokens of the widest layer, or 512 rows of logits
-    assert found.sizes.engine is not None
-    assert found.sizes.engine.cache_tokens == cache // TOKEN_7B
-    assert found.cards[1].memory.peak_bytes == share + 1_000_000_000  # and its process
+    assert run_plan.sizes.engine is not None
+    assert run_plan.sizes.engine.cache_tokens == cache // TOKEN_7B
+    assert run_plan.cards[1].memory.peak_bytes == share + 1_000_000_000  # and its process
 
 
 def test_tensor_parallel_cards_divide_an_engine() -> None:
@@ -70,26 +70,26 @@ def test_tensor_parallel_cards_divide_an_engine() -> None:
     recipe = rl("meta-llama/Llama-3.1-70B", 4096, 48, "zero3")
     flags = ["--rollout.type", "vllm", "--rollout.vllm.memory_fraction", "0.9"]
     flags += ["--batch.rollout_batch_size", "96", "--rollout.vllm.tensor_parallel", "8"]
-    found = planned(apart(recipe, 2, *flags), "64xH100")
-    assert found.fits
-    assert [group.numbers for group in found.cards] == ["0-47", "48-63"]
-    assert found.cards[1].roles == ("2 vLLM engines of 8 cards",)
-    engine = lines(found, 1)
+    run_plan = planned(apart(recipe, 2, *flags), "64xH100")
+    assert run_plan.fits
+    assert [group.numbers for group in run_plan.cards] == ["0-47", "48-63"]
+    assert run_plan.cards[1].roles == ("2 vLLM engines of 8 cards",)
+    engine = lines(run_plan, 1)
     assert engine["engine", "weights"]["load"] == 70_553_706_496 * 2 // 8
     token = 80 * 2 * 8 * 128 * 2 / 8
-    assert found.sizes.engine is not None
+    assert run_plan.sizes.engine is not None
     cache = engine["engine", "key-value cache"]["load"]
-    assert found.sizes.engine.cache_tokens == int(cache / token)
+    assert run_plan.sizes.engine.cache_tokens == int(cache / token)
 
 
 def test_colocated_cards_have_both_asleep_and_awake() -> None:
     """Asleep, vLLM keeps the memory of its process alone; the learner's state stays."""
     recipe = rl("Qwen/Qwen2.5-7B", 2048, 8, "zero2")
     flags = ["--cluster.policy.colocate", "rollout", "--rollout.type", "vllm"]
-    found = planned(with_overrides(recipe, flags), "8xH100")
-    (group,) = found.cards
+    run_plan = planned(with_overrides(recipe, flags), "8xH100")
+    (group,) = run_plan.cards
     assert group.roles == ("policy", "8 vLLM engines")
-    here = lines(found, 0)
+    here = lines(run_plan, 0)
     share = int(0.5 * 84_943_715_696)
     assert here["engine", "share of vLLM"] == {"rollout": share, "save": share}
     assert here["engine", "framework"] == dict.fromkeys(PHASES, 1_000_000_000)
@@ -102,8 +102,8 @@ def test_colocated_cards_have_both_asleep_and_awake() -> None:
 def test_engines_on_some_of_the_ranks_are_a_group_of_their_own() -> None:
     recipe = rl("Qwen/Qwen2.5-7B", 2048, 8, "zero2")
     flags = ["--cluster.policy.colocate", "rollout", "--cluster.rollout.workers", "2"]
-    found = planned(with_overrides(recipe, flags), "8xH100")
-    assert [(group.numbers, group.samples) for group in found.cards] == [
+    run_plan = planned(with_overrides(recipe, flags), "8xH100")
+    assert [(group.numbers, group.samples) for group in run_plan.cards] == [
         ("0-1", True),
         ("2-7", False),
     ]
@@ -116,18 +116,18 @@ def test_what_does_not_fit_is_named_by_card() -> None:
     (problem,) = small.problems
     assert problem.startswith("card 2 (vLLM engine): vLLM's share of 12.7 GB")
     assert "15.2 of weights" in problem
-    whole = planned(apart(rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2"), 1), "3xRTX-4090")
-    (problem,) = whole.problems
+    run_plan = planned(apart(rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2"), 1), "3xRTX-4090")
+    (problem,) = run_plan.problems
     assert problem.startswith("cards 0-1 (policy): ")
     assert problem.endswith("of 25.4 each at the peak (update)")
-    assert Page(whole, ()).to_json()["problems"] == [problem]
+    assert Page(run_plan, ()).to_json()["problems"] == [problem]
 
 
 def test_engines_and_ranks_that_are_more_than_the_devices_are_counted_together() -> None:
-    found = planned(apart(rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1"), 2), "8xH100")
-    assert not found.fits
-    assert found.missing_devices == 2
-    assert "8 ranks and 2 for engines are 10 devices" in Page(found, ()).verdict()
+    run_plan = planned(apart(rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1"), 2), "8xH100")
+    assert not run_plan.fits
+    assert run_plan.missing_devices == 2
+    assert "8 ranks and 2 for engines are 10 devices" in Page(run_plan, ()).verdict()
 
 
 def test_engines_over_two_cards_share_those_of_two_ranks() -> None:
@@ -171,9 +171,9 @@ def test_a_placement_that_a_run_refuses_does_not_fit() -> None:
     flags, reason = ["--cluster.rollout", "{ workers = 2, gpus = 2 }"], "on 2 cards each need 4"
     recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 4, "zero1")
     more = ["--rollout.type", "vllm", "--rollout.vllm.tensor_parallel", "2"]
-    found = planned(with_overrides(recipe, [*flags, *more]), "8xH100")
-    assert not found.fits
-    assert reason in found.problems[0]
+    run_plan = planned(with_overrides(recipe, [*flags, *more]), "8xH100")
+    assert not run_plan.fits
+    assert reason in run_plan.problems[0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -193,15 +193,15 @@ def test_the_sums_over_all_cards_are_what_each_says(
         place += ["--cluster.policy.colocate", "rollout"]
     recipe = rl("Qwen/Qwen2.5-0.5B", 1024, ranks, "zero2")
     flags = [*place, "--cluster.type", "ray", "--rollout.type", kind]
-    found = planned(with_overrides(recipe, flags), "16xA100-80G")
-    assert found.used_devices == ranks + (0 if colocated else workers)
-    numbers = [range(group.first, group.first + group.count) for group in found.cards]
-    assert [n for cards in numbers for n in cards] == list(range(found.used_devices))
-    page = Page(found, ()).to_json()
+    run_plan = planned(with_overrides(recipe, flags), "16xA100-80G")
+    assert run_plan.used_devices == ranks + (0 if colocated else workers)
+    numbers = [range(group.first, group.first + group.count) for group in run_plan.cards]
+    assert [n for cards in numbers for n in cards] == list(range(run_plan.used_devices))
+    page = Page(run_plan, ()).to_json()
     for phase in PHASES:
         cards = [bytes for g in page["cards"] for bytes in [g["phases"][phase]] * g["count"]]
-        assert sum(cards) == page["cards_bytes"][phase] == total_bytes(found.cards)[phase]
-        for group in found.cards:
+        assert sum(cards) == page["cards_bytes"][phase] == total_bytes(run_plan.cards)[phase]
+        for group in run_plan.cards:
             parts = (line.bytes.get(phase, 0) for line in group.memory.lines)
             assert sum(parts) == group.memory.at(phase)
 
@@ -212,19 +212,19 @@ def test_engines_that_join_later_have_the_cards_that_are_there() -> None:
     growing = apart(recipe, 4)
     growing = with_overrides(growing, ["--cluster.rollout", "{ workers = 4, least = 2 }"])
     cards = {count: planned(growing, f"{count}xH100") for count in (5, 6, 7, 8, 12)}
-    assert [found.places.own_cards for found in cards.values()] == [2, 2, 3, 4, 4]
-    assert [found.places.absent for found in cards.values()] == [2, 2, 1, 0, 0]
-    assert [found.fits for found in cards.values()] == [False, True, True, True, True]
+    assert [run_plan.places.own_cards for run_plan in cards.values()] == [2, 2, 3, 4, 4]
+    assert [run_plan.places.absent for run_plan in cards.values()] == [2, 2, 1, 0, 0]
+    assert [run_plan.fits for run_plan in cards.values()] == [False, True, True, True, True]
     two = planned(apart(recipe, 2), "6xH100")
-    assert {found.sizes.engine for found in cards.values()} == {two.sizes.engine}
-    seconds = {count: phase_seconds(found)["sample"] for count, found in cards.items()}
+    assert {run_plan.sizes.engine for run_plan in cards.values()} == {two.sizes.engine}
+    seconds = {count: phase_seconds(run_plan)["sample"] for count, run_plan in cards.items()}
     assert seconds[6] == phase_seconds(two)["sample"] > seconds[7] > seconds[8] == seconds[12]
-    (note,) = [one for one in Page(cards[7], ()).notes() if "rollout workers" in one]
+    (note,) = [note for note in Page(cards[7], ()).notes() if "rollout workers" in note]
     assert note == (
         "a step is counted with 3 of 4 rollout workers, as many as have cards here; the run starts "
         "with 2 (cluster.rollout.least), and the others join as there is room"
     )
-    assert not [one for one in Page(two, ()).notes() if "rollout workers" in one]
+    assert not [note for note in Page(two, ()).notes() if "rollout workers" in note]
 
 
 def test_short_runs_are_told_in_minutes_and_seconds() -> None:
@@ -232,12 +232,12 @@ def test_short_runs_are_told_in_minutes_and_seconds() -> None:
 
 
 def test_a_plan_says_where_less_stays_free_than_plans_were_off_by() -> None:
-    found = planned(rl("Qwen/Qwen2.5-0.5B", 2048, 1, "none"), "1xH100")
-    peak = found.memory.peak_bytes
+    run_plan = planned(rl("Qwen/Qwen2.5-0.5B", 2048, 1, "none"), "1xH100")
+    peak = run_plan.memory.peak_bytes
     for capacity, is_tight in ((peak / 0.96, True), (peak / 0.94, False), (peak / 1.01, False)):
-        (group,) = found.cards
+        (group,) = run_plan.cards
         memory = replace(group.memory, capacity=int(capacity))
         summary = "\n".join(
-            Page(replace(found, cards=(replace(group, memory=memory),)), ()).summary()
+            Page(replace(run_plan, cards=(replace(group, memory=memory),)), ()).summary()
         )
         assert ("stay free at the peak; plans were off by up to a twentieth" in summary) == is_tight

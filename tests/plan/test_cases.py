@@ -73,19 +73,21 @@ def test_an_8b_reward_model_with_rows_of_8192_does_not_fit_six_4090s_with_zero2(
 
 
 def test_with_zero3_it_is_slower_because_weights_are_gathered_across_pcie() -> None:
-    divided, whole = (
+    divided, unsharded = (
         planned(reward_model(8192, stage), "6xRTX-4090") for stage in ("zero3", "zero2")
     )
-    assert divided.timing.step_seconds > 1.5 * whole.timing.step_seconds
-    assert divided.memory.peak_bytes < whole.memory.peak_bytes
+    assert divided.timing.step_seconds > 1.5 * unsharded.timing.step_seconds
+    assert divided.memory.peak_bytes < unsharded.memory.peak_bytes
 
 
 def test_with_zero3_and_rows_as_people_have_them_it_is_several_times_slower() -> None:
     """Two gathers of 13.4 GB a pair at 4.8 GB/s through the host: 5.6 s, however short its rows."""
     usual = RowLengths(prompt=400, answer=300, spread=1.2, source="a preference dataset")
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"), lengths=usual)
-    divided, whole = (make_plan(reward_model(8192, stage), facts) for stage in ("zero3", "zero2"))
-    assert divided.timing.step_seconds > 5 * whole.timing.step_seconds
+    divided, unsharded = (
+        make_plan(reward_model(8192, stage), facts) for stage in ("zero3", "zero2")
+    )
+    assert divided.timing.step_seconds > 5 * unsharded.timing.step_seconds
 
 
 def test_with_rows_of_4096_it_fits_with_zero2() -> None:
@@ -97,7 +99,7 @@ def test_the_advice_for_rows_of_8192_is_their_inputs_on_the_host_and_no_gathers_
 ):
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"))
     advice = advise(make_plan(reward_model(8192, "zero2"), facts), facts)
-    assert [one.overrides for one in advice] == [("--model.gradient_checkpointing", "offload")]
+    assert [offer.overrides for offer in advice] == [("--model.gradient_checkpointing", "offload")]
     assert advice[-1].after.timing.step_seconds < 1.05 * advice[-1].before.timing.step_seconds
     assert advice[-1].after.fits
 
@@ -105,7 +107,7 @@ def test_the_advice_for_rows_of_8192_is_their_inputs_on_the_host_and_no_gathers_
 def test_for_longer_rows_than_these_allow_the_advice_is_shorter_rows() -> None:
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"))
     advice = advise(make_plan(reward_model(65536, "zero2"), facts), facts)
-    assert "--data.max_len" in {flag for one in advice for flag in one.overrides}
+    assert "--data.max_len" in {flag for offer in advice for flag in offer.overrides}
     assert advice[-1].after.fits
 
 
@@ -120,13 +122,13 @@ def test_gathers_across_pcie_are_the_advice_where_nothing_else_helps() -> None:
 def test_rl_of_7b_fits_two_a100_of_40g_with_an_adapter_only() -> None:
     path = "Qwen/Qwen2.5-7B"
     assert planned(rl(path, 2048, 2, "zero2", lora=True), "2xA100-40G").fits
-    whole = rl(path, 2048, 2, "zero2")
+    full_training = rl(path, 2048, 2, "zero2")
     facts = Facts(shape_of_model, parse_hardware("2xA100-40G"))
-    start = make_plan(whole, facts)
+    start = make_plan(full_training, facts)
     assert not start.fits
     advice = advise(start, facts)
     assert advice[-1].after.fits
-    assert any("--model.lora" in one.overrides for one in advice)
+    assert any("--model.lora" in offer.overrides for offer in advice)
 
 
 def test_8b_with_all_weights_fits_eight_a100_of_80g_at_long_sequences() -> None:
@@ -145,11 +147,11 @@ def test_all_logits_of_a_large_vocabulary_are_named_and_not_counted() -> None:
     recipe = with_overrides(
         rl("Qwen/Qwen2.5-0.5B", 16_384), ["--batch.micro_train_tokens", "16384"]
     )
-    found = planned(recipe, "H100")
+    run_plan = planned(recipe, "H100")
     logits = 2 * 16_384 * 151_936 * 4
-    (note,) = [note for note in Page(found, ()).notes() if "151936" in note]
+    (note,) = [note for note in Page(run_plan, ()).notes() if "151936" in note]
     assert f"{logits / 1e9:.1f} GB" in note
-    chunk = next(line for line in found.memory.lines if line.purpose == "logits of a chunk")
+    chunk = next(line for line in run_plan.memory.lines if line.purpose == "logits of a chunk")
     assert chunk.bytes["update"] < logits / 10
 
 
@@ -172,11 +174,11 @@ def test_open_instructs_batch_numbers_come_out_right(
             "total_episodes": 10_000_000,
         }
     )
-    found = planned(recipe, "8xH100").geometry
-    assert (found.train_batch_size, found.updates_per_step) == (train, updates)
-    assert found.data_parallel_size == 7
+    geometry = planned(recipe, "8xH100").geometry
+    assert (geometry.train_batch_size, geometry.updates_per_step) == (train, updates)
+    assert geometry.data_parallel_size == 7
     if updates == 1:
-        assert (found.steps, found.left_over) == (44_642, 192)
+        assert (geometry.steps, geometry.left_over) == (44_642, 192)
 
 
 def test_openrlhfs_batch_numbers_come_out_right() -> None:
@@ -194,14 +196,14 @@ def test_openrlhfs_batch_numbers_come_out_right() -> None:
             "checkpoint": {"save_steps": 20},
         }
     )  # fmt: skip
-    found = Page(planned(recipe, "8xH100"), ()).to_json()["batch"]
-    assert found["updates_per_step"] == 8
-    assert found["gradient_accumulation"] == 4
-    assert (found["steps"], found["total_updates"]) == (97, 776)
-    assert found["learning_rate_horizon"] == 776
-    assert found["checkpoints"] == 5
+    batch = Page(planned(recipe, "8xH100"), ()).to_json()["batch"]
+    assert batch["updates_per_step"] == 8
+    assert batch["gradient_accumulation"] == 4
+    assert (batch["steps"], batch["total_updates"]) == (97, 776)
+    assert batch["learning_rate_horizon"] == 776
+    assert batch["checkpoints"] == 5
     weights = planned(recipe, "8xH100").roles[0].trained
-    assert found["checkpoint_bytes"] == 12 * weights
+    assert batch["checkpoint_bytes"] == 12 * weights
 
 
 def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() -> None:
@@ -253,15 +255,15 @@ def test_seven_devices_that_train_and_one_that_samples_are_eight() -> None:
             "total_episodes": 10_000_000,
         }
     )  # fmt: skip
-    found = planned(recipe, "8xH100")
-    assert found.fits
-    assert found.geometry.train_batch_size == 224
-    assert (found.geometry.steps, found.geometry.left_over) == (44_642, 192)
-    assert [(group.numbers, group.trains, group.samples) for group in found.cards] == [
+    run_plan = planned(recipe, "8xH100")
+    assert run_plan.fits
+    assert run_plan.geometry.train_batch_size == 224
+    assert (run_plan.geometry.steps, run_plan.geometry.left_over) == (44_642, 192)
+    assert [(group.numbers, group.trains, group.samples) for group in run_plan.cards] == [
         ("0-6", True, False),
         ("7", False, True),
     ]
-    page = Page(found, ()).to_json()
+    page = Page(run_plan, ()).to_json()
     assert page["devices"] == 8
     assert page["time"]["device_hours"] == pytest.approx(8 * page["hours"])
     assert not any("idle" in line for line in page["summary"])
@@ -322,7 +324,7 @@ def test_fewer_devices_are_the_advice_where_most_of_them_wait() -> None:
     recipe = with_overrides(parse_recipe(table), ["--learner.sharding", "zero2"])
     facts = Facts(shape_of_model, parse_hardware("8xRTX-5090"))
     advice = advise(make_plan(recipe, facts), facts)
-    fewer = next(one for one in advice if one.after.timing.devices < 8)
+    fewer = next(offer for offer in advice if offer.after.timing.devices < 8)
     count = fewer.after.hardware.count
     assert fewer.change.startswith(f"--hardware {count}xRTX-5090 --learner.ranks {count} ")
     assert fewer.after.idle_devices == 0
@@ -374,7 +376,7 @@ def test_state_lies_with_the_host_before_rows_are_cut() -> None:
         rl("Qwen/Qwen2.5-7B", 2048, 2, "zero3", lora=True), ["--learner.offload", "true"]
     )
     without = with_overrides(recipe, ["--learner.offload", "false"])
-    there, here = (planned(one, "2xA100-40G") for one in (recipe, without))
+    there, here = (planned(variant, "2xA100-40G") for variant in (recipe, without))
     assert there.memory.peak_bytes < here.memory.peak_bytes
     assert there.timing.step["update"] > here.timing.step["update"]
 
@@ -407,10 +409,10 @@ def test_70b_loads_on_64_h100_with_a_64th_of_it_and_two_tensors_on_each() -> Non
     """70 553 706 496 weights: float32 shards of 4.41 GB, and 2 x 2.10 GB of [128256, 8192] in
     bfloat16; 1.07 GB are the framework's and pages. The whole model would take 141 GB.
     """
-    found = planned(llama_70b(64), "64xH100")
-    assert found.fits
+    run_plan = planned(llama_70b(64), "64xH100")
+    assert run_plan.fits
     shard, tensors = 70_553_706_496 * 4 / 64, 2 * 128_256 * 8192 * 2
-    assert found.memory.at("load") == pytest.approx(shard + tensors + 1.07e9, rel=0.01)
+    assert run_plan.memory.at("load") == pytest.approx(shard + tensors + 1.07e9, rel=0.01)
 
 
 def test_70b_fits_16_h100_with_its_state_in_the_hosts_memory() -> None:

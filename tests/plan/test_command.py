@@ -40,17 +40,17 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_json_has_what_programs_read(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(recipe), "--hardware", "A100-80G", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is False
-    assert found["devices"] == 1
-    assert found["hours"] > 0
-    assert found["batch"]["samples_per_step"] == 512
-    memory = found["memory"]
+    page = json.loads(capsys.readouterr().out)
+    assert page["fits"] is False
+    assert page["devices"] == 1
+    assert page["hours"] > 0
+    assert page["batch"]["samples_per_step"] == 512
+    memory = page["memory"]
     assert memory["peak_bytes"] == memory["phases"][memory["peak_phase"]] > 84e9
-    for phase, whole in memory["phases"].items():
+    for phase, phase_bytes in memory["phases"].items():
         parts = (each.get(phase, 0) for role in memory["roles"].values() for each in role.values())
-        assert sum(parts) == whole
-    assert all(set(one) == {"change", "effect"} for one in found["advice"])
+        assert sum(parts) == phase_bytes
+    assert all(set(offer) == {"change", "effect"} for offer in page["advice"])
 
 
 def test_the_recipe_as_advised_is_written_and_fits(
@@ -72,9 +72,9 @@ def test_a_search_names_hardware_on_which_the_recipe_fits(
     flags = ["--hardware", "RTX-4090", "--model.gradient_checkpointing", "true", "--search"]
     assert main(["plan", str(recipe), *flags, "--json"]) == 0
     offers = json.loads(capsys.readouterr().out)["search"]
-    hours = [one["device_hours"] for one in offers]
+    hours = [offer["device_hours"] for offer in offers]
     assert hours == sorted(hours)
-    by_name = {one["device"]: one["count"] for one in offers}
+    by_name = {offer["device"]: offer["count"] for offer in offers}
     assert by_name["H200"] <= by_name["A100-80G"] <= by_name.get("A100-40G", 64)
 
 
@@ -82,9 +82,9 @@ def test_hardware_that_nobody_knows_is_told_in_one_line(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(recipe), "--hardware", "8xA100-90G"]) == 2
-    told = capsys.readouterr().err
-    assert "A100-80G" in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "A100-80G" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
@@ -145,15 +145,15 @@ def test_of_a_pipeline_every_recipe_is_planned_with_the_model_that_it_starts_fro
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(folder), "--hardware", "H100", "--rl.steps", "7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    sft, rl = found["stages"]["sft"], found["stages"]["rl"]
-    assert found["fits"] is sft["fits"] is rl["fits"] is True
-    assert found["hours"] == pytest.approx(sft["hours"] + rl["hours"])
-    assert found["devices"] == 1
+    page = json.loads(capsys.readouterr().out)
+    sft, rl = page["stages"]["sft"], page["stages"]["rl"]
+    assert page["fits"] is sft["fits"] is rl["fits"] is True
+    assert page["hours"] == pytest.approx(sft["hours"] + rl["hours"])
+    assert page["devices"] == 1
     assert (sft["batch"]["steps"], rl["batch"]["steps"]) == (3, 7)
-    weights = [one["memory"]["roles"]["policy"]["weights"]["update"] for one in (sft, rl)]
+    weights = [stage["memory"]["roles"]["policy"]["weights"]["update"] for stage in (sft, rl)]
     assert 0 < weights[0] == weights[1] < 1e8
-    assert all("counted in characters" in one["notes"][0] for one in (sft, rl))
+    assert all("counted in characters" in stage["notes"][0] for stage in (sft, rl))
 
 
 def test_a_page_of_a_pipeline_has_a_part_for_each_recipe_and_says_which_does_not_fit(
@@ -206,12 +206,12 @@ def test_epochs_of_data_elsewhere_have_no_hours_and_the_plan_says_why(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe.write_text(RECIPE.replace("steps = 100", "epochs = 2"), "utf-8")
-    found = planned(capsys, str(recipe))
-    assert found["hours"] is None
-    problem = found["hours_problem"]
+    page = planned(capsys, str(recipe))
+    assert page["hours"] is None
+    problem = page["hours_problem"]
     for part in ("epochs = 2", "nowhere/rows.jsonl", "State steps", "--rows N"):
         assert part in problem
-    assert problem in found["notes"]
+    assert problem in page["notes"]
     assert main(["plan", str(recipe), "--hardware", "8xA100-80G"]) == 0
     assert "hours unknown" in capsys.readouterr().out.splitlines()[0]
 
@@ -220,17 +220,19 @@ def test_the_rows_of_an_epoch_may_be_said(recipe: Path, capsys: pytest.CaptureFi
     """6 400 rows twice, 64 prompts a step: 200 steps, twice the hours of 100."""
     hundred = planned(capsys, str(recipe))["hours"]
     recipe.write_text(RECIPE.replace("steps = 100", "epochs = 2"), "utf-8")
-    found = planned(capsys, str(recipe), "--rows", "6400")
-    assert found["batch"]["steps"] == 200
-    assert found["hours"] == pytest.approx(2 * hundred)
-    assert found["hours_problem"] is None
+    page = planned(capsys, str(recipe), "--rows", "6400")
+    assert page["batch"]["steps"] == 200
+    assert page["hours"] == pytest.approx(2 * hundred)
+    assert page["hours_problem"] is None
 
 
 def test_rows_that_a_recipe_makes_itself_are_counted(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = 'path = "reasoning-gym:spell_backward"\nsize = 3200\nlimit = 640'
-    text = RECIPE.replace("steps = 100", "epochs = 3").replace('path = "nowhere/rows.jsonl"', made)
+    generated_data = 'path = "reasoning-gym:spell_backward"\nsize = 3200\nlimit = 640'
+    text = RECIPE.replace("steps = 100", "epochs = 3").replace(
+        'path = "nowhere/rows.jsonl"', generated_data
+    )
     recipe.write_text(text.replace('type = "gsm8k"', 'type = "reasoning_gym"'), "utf-8")
     assert planned(capsys, str(recipe))["batch"]["steps"] == 30
 

@@ -36,11 +36,11 @@ def test_a_last_wave_lasts_as_long_as_its_longest_sample() -> None:
     lasts the mean of 600 tokens and the last the longest answer of 1 024.
     """
     lengths = RowLengths(prompt=100, answer=600, spread=1.0, source="here")
-    sizes, one, four = EngineSizes(512, 10**6), EnginePlaces(1), EnginePlaces(4)
-    share = SampledShare.of(geometry(112, 8), lengths, sizes, one, 8, 1024)
+    sizes, one_engine, four_engines = EngineSizes(512, 10**6), EnginePlaces(1), EnginePlaces(4)
+    share = SampledShare.of(geometry(112, 8), lengths, sizes, one_engine, 8, 1024)
     assert (share.sequences, share.together, share.waves) == (896, 512, 2)
     assert share.passes == 600 + 1024
-    share = SampledShare.of(geometry(112, 8), lengths, sizes, four, 8, 1024)
+    share = SampledShare.of(geometry(112, 8), lengths, sizes, four_engines, 8, 1024)
     assert (share.sequences, share.waves, share.passes) == (224, 1, 1024)
 
 
@@ -104,11 +104,11 @@ def test_tensor_parallel_cards_divide_the_work_and_send_their_sums() -> None:
     flags += ["--rollout.slots", "64", "--rollout.max_new_tokens", "300", "--cluster.type", "ray"]
     flags += ["--cluster.rollout", "{ workers = 8 }", "--rollout.vllm.tensor_parallel", "2"]
     recipe = with_overrides(rl("Qwen/Qwen2.5-0.5B", 2048), flags)
-    found = sampled(recipe, lengths)
+    seconds = sampled(recipe, lengths)
     tokens = 8 * 100 + 8 * 4 * 200  # of an engine's 8 prompts
     sent = tokens * 24 * 2 * 896 * 2 * 2 * 1 / 2 / 1e9  # two sums a layer, a ring of two
     assert reduced_bytes(shape_of_model(recipe.model), 2, 2) * tokens / 1e9 == pytest.approx(sent)
-    assert found == pytest.approx(by_hand(8, 300, each=2) + sent, rel=1e-9)
+    assert seconds == pytest.approx(by_hand(8, 300, each=2) + sent, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "local"])
@@ -125,11 +125,11 @@ def test_ten_million_episodes_on_16_h100_take_less_with_more_workers(
     for workers in (1, 4, 8):
         flags = ["--cluster.rollout", f"{{ workers = {workers} }}"]
         flags += ["--cluster.policy.colocate", "rollout"] if colocated else []
-        found = planned(with_overrides(recipe, flags), "16xH100")
-        assert found.timing.hours is not None
-        hours.append(found.timing.hours)
-        assert found.used_devices == (16 if colocated else 8 + workers)
-        assert found.timing.devices == 16  # idle ones are paid too
+        run_plan = planned(with_overrides(recipe, flags), "16xH100")
+        assert run_plan.timing.hours is not None
+        hours.append(run_plan.timing.hours)
+        assert run_plan.used_devices == (16 if colocated else 8 + workers)
+        assert run_plan.timing.devices == 16  # idle ones are paid too
     assert hours[0] > 1.5 * hours[1] > 1.5 * hours[2]
 
 
@@ -190,8 +190,8 @@ def test_engines_that_sample_while_the_learner_works_take_the_longer_of_the_two(
     assert isinstance(recipe, RLRecipe)
     turns = planned(recipe, "8xH100").timing
     rollout = recipe.rollout.model_copy(update={"max_staleness": 4})
-    found = planned(recipe.model_copy(update={"rollout": rollout}), "8xH100")
-    ahead = found.timing
+    run_plan = planned(recipe.model_copy(update={"rollout": rollout}), "8xH100")
+    ahead = run_plan.timing
     assert ahead.overlaps
     assert not turns.overlaps
     learned = ahead.step["score"] + ahead.step["update"]
@@ -200,7 +200,7 @@ def test_engines_that_sample_while_the_learner_works_take_the_longer_of_the_two(
     floor = (ahead.longest + learned + ahead.step["publish"]) / 5
     assert ahead.floor == pytest.approx(floor, rel=1e-12)
     # 4 steps of 56 x 8 samples of 1 024 tokens, each with its number and its logprob
-    note = next(note for note in Page(found, ()).notes() if note.startswith("samples ahead"))
+    note = next(note for note in Page(run_plan, ()).notes() if note.startswith("samples ahead"))
     assert f"up to {4 * 56 * 8 * 1024 * 8 / 1e6:.3g} MB" in note
 
 

@@ -72,10 +72,10 @@ def test_frozen_routers_do_not_train_and_have_no_balance_loss() -> None:
         assert plan.roles[0].trained == trained
         assert of_policy(plan, "optimizer") == 8 * trained
         assert of_policy(plan, "gradients") == 4 * trained
-    own: dict[str, Any] = {"router_aux_loss_coef": None}  # that of the config
+    unset_balance: dict[str, Any] = {"router_aux_loss_coef": None}  # that of the config
     balanced = MIXTRAL_BALANCED
-    assert planned(own, balanced).roles[0].balances
-    assert not planned({**own, "freeze": ["router"]}, balanced).roles[0].balances
+    assert planned(unset_balance, balanced).roles[0].balances
+    assert not planned({**unset_balance, "freeze": ["router"]}, balanced).roles[0].balances
     assert planned({"router_aux_loss_coef": 0.1, "freeze": ["router"]}).roles[0].balances
 
 
@@ -119,10 +119,10 @@ def test_matrices_of_attention_are_divided_beside_experts() -> None:
     """
     every, attention = MIXTRAL.parameters(), LAYERS * 2 * HIDDEN * (HIDDEN + 1024)
     both: dict[str, Any] = {"tensor_parallel": 2, "expert_parallel": 4}
-    whole = planned(sharding="none", **both)
+    unsharded = planned(sharding="none", **both)
     left = every - attention / 2 - EXPERTS * 3 / 4
     for purpose, each in (("weights", 2), ("optimizer", 8), ("gradients", 4)):
-        assert of_policy(whole, purpose) == pytest.approx(each * left, rel=1e-6)
+        assert of_policy(unsharded, purpose) == pytest.approx(each * left, rel=1e-6)
     sharded, alone = planned(sharding="zero3", **both), planned(sharding="zero3", tensor_parallel=2)
     shard = (every - attention / 2 - EXPERTS / 2) / 4
     assert of_policy(sharded, "weights") == pytest.approx(4 * shard, rel=1e-6)

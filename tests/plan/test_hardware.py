@@ -104,8 +104,8 @@ def test_a_copy_to_or_from_the_host_is_as_fast_as_people_measured_it() -> None:
     ],
 )
 def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int, name: str) -> None:
-    found = parse_hardware(text, BUILTIN)
-    assert (found.count, found.device) == (count, BUILTIN[name])
+    parsed = parse_hardware(text, BUILTIN)
+    assert (parsed.count, parsed.device) == (count, BUILTIN[name])
 
 
 @pytest.mark.parametrize(
@@ -134,18 +134,18 @@ def test_rows_of_a_users_own_file_are_added(
     path.write_text(ROW, "utf-8")
     value = str(path) if folder == "POSTGRAD_HARDWARE" else str(tmp_path)
     monkeypatch.setenv("HOME", value)
-    known = catalogue({folder: value})
-    assert list(known) == [*BUILTIN, "Mine-48G"]
-    mine = parse_hardware("2xmine-48gb", known)
-    assert (mine.count, mine.device.price_per_hour) == (2, 1.25)
-    assert mine.device.source == str(path)
+    devices = catalogue({folder: value})
+    assert list(devices) == [*BUILTIN, "Mine-48G"]
+    own_hardware = parse_hardware("2xmine-48gb", devices)
+    assert (own_hardware.count, own_hardware.device.price_per_hour) == (2, 1.25)
+    assert own_hardware.device.source == str(path)
 
 
 def test_a_row_of_ones_own_stands_in_place_of_a_known_one(tmp_path: Path) -> None:
     path = tmp_path / "hardware.toml"
     path.write_text(ROW.replace("Mine-48G", "H200"), "utf-8")
-    known = catalogue({"POSTGRAD_HARDWARE": str(path)})
-    assert parse_hardware("H200", known).device.memory_bytes == 48_000_000_000
+    devices = catalogue({"POSTGRAD_HARDWARE": str(path)})
+    assert parse_hardware("H200", devices).device.memory_bytes == 48_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_the_gpus_of_this_machine_are_found_in_the_table(
     driver: Callable[[str | Exception], None],
 ) -> None:
     driver("NVIDIA H200, 143771\nNVIDIA H200, 143771\n")
-    found = this_machine(BUILTIN)
-    assert (found.count, found.device) == (2, BUILTIN["H200"])
+    machine = this_machine(BUILTIN)
+    assert (machine.count, machine.device) == (2, BUILTIN["H200"])
 
 
 @pytest.mark.parametrize(
@@ -212,17 +212,17 @@ def test_only_visible_gpus_count(
 ) -> None:
     driver("NVIDIA L40S, 46068\n" * 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    found = this_machine(BUILTIN)
-    assert found.device.is_cpu == (not count)
-    assert found.count == max(1, count)
+    machine = this_machine(BUILTIN)
+    assert machine.device.is_cpu == (not count)
+    assert machine.count == max(1, count)
 
 
 def test_a_part_of_a_gpu_has_the_memory_that_its_driver_says(
     driver: Callable[[str | Exception], None],
 ) -> None:
     driver("NVIDIA H200, 143771\nNVIDIA H200, 20480\n")
-    found = this_machine(BUILTIN)
-    assert (found.count, found.device.memory_bytes) == (2, 20480 * 2**20)
+    machine = this_machine(BUILTIN)
+    assert (machine.count, machine.device.memory_bytes) == (2, 20480 * 2**20)
 
 
 SLICED = """NVIDIA A100-SXM4-80GB, 81920
@@ -295,12 +295,12 @@ def test_a_machine_without_gpus_is_its_cpu_with_its_memory(
     monkeypatch.setattr(hardware, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t: {flags}\nbugs : none\n", "utf-8")
-    found = this_machine(BUILTIN).device
+    device = this_machine(BUILTIN).device
     core = BUILTIN["CPU-BF16" if "bf16" in flags else "CPU"]
-    cores = found.float32_flops / core.float32_flops
+    cores = device.float32_flops / core.float32_flops
     assert cores == int(cores) >= 1
-    assert found.bf16_flops == cores * core.bf16_flops
-    assert found.memory_bytes == psutil.virtual_memory().total
+    assert device.bf16_flops == cores * core.bf16_flops
+    assert device.memory_bytes == psutil.virtual_memory().total
     (tmp_path / "memory.max").write_text("1000000\n", "utf-8")
     assert parse_hardware("cpu", BUILTIN).device.memory_bytes == 1_000_000
     (tmp_path / "memory.max").write_text("max\n", "utf-8")

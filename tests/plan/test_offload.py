@@ -18,8 +18,8 @@ SAMPLING = ("--learner.offload", "sampling")
 ON_THE_RANKS = ("--cluster.policy.colocate", "rollout")
 
 
-def lines(found: RunPlan, role: str = "policy") -> dict[str, dict[Any, int]]:
-    memory = found.cards[0].memory
+def lines(run_plan: RunPlan, role: str = "policy") -> dict[str, dict[Any, int]]:
+    memory = run_plan.cards[0].memory
     return {line.purpose: dict(line.bytes) for line in memory.lines if line.role == role}
 
 
@@ -29,24 +29,24 @@ def colocated(*more: str) -> Recipe:
 
 def test_on_ranks_weights_and_moments_leave_before_the_cache_is_there() -> None:
     """Of each of 8: 4 bytes a weight are its shard, 8 are moments."""
-    found = planned(colocated(*SAMPLING), "8xH100")
-    held = lines(found)
+    run_plan = planned(colocated(*SAMPLING), "8xH100")
+    held = lines(run_plan)
     shard = WEIGHTS * 4 // 8
     assert held["weights"] == {"load": shard, "score": shard, "update": shard}
     assert held["optimizer"] == {"update": 2 * shard}
-    cache = lines(found, "engine")["key-value cache"]["save"]
+    cache = lines(run_plan, "engine")["key-value cache"]["save"]
     assert held.get("weights until they are published", {}).get("save", 0) == max(0, shard - cache)
 
 
 def test_beside_the_built_in_engine_in_one_process_the_weights_that_it_reads_stay() -> None:
     """In bfloat16: 2 bytes a weight stay, 4 are masters, 8 are moments."""
-    found = planned(with_overrides(rl("Qwen/Qwen2.5-7B", 2048), SAMPLING), "1xB200")
-    held = lines(found)
+    run_plan = planned(with_overrides(rl("Qwen/Qwen2.5-7B", 2048), SAMPLING), "1xB200")
+    held = lines(run_plan)
     assert set(held["weights"].values()) == {2 * WEIGHTS}
     assert len(held["weights"]) == 5
     assert held["master weights"] == {"load": 4 * WEIGHTS, "update": 4 * WEIGHTS}
     assert held["optimizer"] == {"update": 8 * WEIGHTS}
-    wide = with_overrides(found.recipe, ["--rollout.dtype", "float32"])  # it borrows the masters
+    wide = with_overrides(run_plan.recipe, ["--rollout.dtype", "float32"])  # it borrows the masters
     held = lines(planned(wide, "1xB200"))
     assert set(held["master weights"].values()) == {4 * WEIGHTS}
     assert held["optimizer"] == {"update": 8 * WEIGHTS}
@@ -75,13 +75,13 @@ def test_frozen_weights_under_an_adapter_go_one_way() -> None:
     recipe = with_overrides(
         rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2", lora=True), [*ON_THE_RANKS, *SAMPLING]
     )
-    found = planned(recipe, "2xH100")
-    share, policy = found.timing.offload, found.roles[0]
+    run_plan = planned(recipe, "2xH100")
+    share, policy = run_plan.timing.offload, run_plan.roles[0]
     assert share is not None
     adapter = policy.trained * 12 // 2  # float32, and moments
     assert share.bytes == pytest.approx(2 * WEIGHTS + adapter, rel=1e-6)
-    both = found.timing.offload.seconds / (2 * WEIGHTS + 2 * adapter)  # type: ignore[union-attr]
-    link = found.hardware.device.host_bytes_per_second
+    both = run_plan.timing.offload.seconds / (2 * WEIGHTS + 2 * adapter)  # type: ignore[union-attr]
+    link = run_plan.hardware.device.host_bytes_per_second
     assert both >= 1 / link
     assert both < 2 / link
 

@@ -38,8 +38,12 @@ def planned(more: dict[str, Any], hardware: str = "CPU") -> Memory:
     return make_plan(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
 
 
-def roles_with(memory: Memory, what: str) -> set[str]:
-    return {line.role for line in memory.lines if line.purpose == what and line.bytes.get("update")}
+def roles_with(memory: Memory, wanted_purpose: str) -> set[str]:
+    return {
+        line.role
+        for line in memory.lines
+        if line.purpose == wanted_purpose and line.bytes.get("update")
+    }
 
 
 def test_critic_and_policy_learn_one_after_the_other() -> None:
@@ -69,12 +73,12 @@ def test_nothing_is_verified_where_nothing_is_sampled() -> None:
 
 def test_an_engine_in_the_policys_process_borrows_what_is_float32() -> None:
     def weights(changes: dict[str, Any]) -> int:
-        (found,) = [
+        (weight_bytes,) = [
             line.bytes["update"]
             for line in planned(changes).lines
             if line.role == "engine" and line.purpose == "weights"
         ]
-        return found
+        return weight_bytes
 
     shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(INIT)))
     layers, hidden, inner = shape.layers, shape.hidden_size, shape.intermediate_size

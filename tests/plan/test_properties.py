@@ -53,7 +53,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
     if "lora" not in model:
         learner["optimizer"] = draw(st.sampled_from(["adamw", "muon"]))
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "job": "rl" if job in ("grpo", "ppo") else job,
         "run_dir": "run",
         "steps": 10,
@@ -65,16 +65,16 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
         "cluster": {"type": "ray" if ranks > 1 else "local"},
         "checkpoint": {"save_steps": draw(st.sampled_from([0, 5]))},
     }
-    if found["job"] == "rl":
-        found["rewards"] = [{"type": "gsm8k"}]
-        found["rollout"] = {"max_new_tokens": max_len // 2, "slots": 16, "cache_tokens": 131072}
-        found["batch"] |= {"rollout_batch_size": 64, "n_samples_per_prompt": 8}
+    if table["job"] == "rl":
+        table["rewards"] = [{"type": "gsm8k"}]
+        table["rollout"] = {"max_new_tokens": max_len // 2, "slots": 16, "cache_tokens": 131072}
+        table["batch"] |= {"rollout_batch_size": 64, "n_samples_per_prompt": 8}
     else:
-        found["batch"] |= {"train_batch_size": 512}
+        table["batch"] |= {"train_batch_size": 512}
     if job == "ppo" and draw(st.booleans()):
-        found["rewards"] = [{"type": "reward_model"}]
-        found["reward_model"] = {"model": {"path": draw(st.sampled_from(MODELS))}}
-    return found
+        table["rewards"] = [{"type": "reward_model"}]
+        table["reward_model"] = {"model": {"path": draw(st.sampled_from(MODELS))}}
+    return table
 
 
 def peak(recipe: Recipe, hardware: str = "8xH200", *, buffers: bool = True) -> int:
@@ -160,7 +160,7 @@ def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], har
     advice = advise(start, facts)
     if not advice:
         return
-    flags = [flag for one in advice for flag in one.overrides]
+    flags = [flag for offer in advice for flag in offer.overrides]
     there = advice[-1].after.hardware  # more devices may be the advice
     after = make_plan(with_overrides(recipe, flags), replace(facts, hardware=there))
     assert after.memory == advice[-1].after.memory
@@ -168,6 +168,6 @@ def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], har
     if start.fits:
         assert after.fits
         assert there.count <= facts.hardware.count  # of the others some may be given back
-        spent = [one.timing.step_seconds for one in (start, after)]
-        devices = [one.timing.devices for one in (start, after)]
+        spent = [run_plan.timing.step_seconds for run_plan in (start, after)]
+        devices = [run_plan.timing.devices for run_plan in (start, after)]
         assert spent[1] <= spent[0] or spent[1] * devices[1] < spent[0] * devices[0]

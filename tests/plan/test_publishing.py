@@ -81,11 +81,11 @@ def test_ways_of_a_publish_to_a_card_without_peer_access_are_those_by_hand() -> 
     card = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})["RTX-4090"]
     of = make_plan(recipe, Facts(shape_of_model, Hardware(count=2, device=card)))
     packed = 4 * 2 * WEIGHTS / (1.008e12 * 0.5)
-    told = of.timing.publish
-    assert told is not None
-    assert told.way == "nccl"
-    assert told.seconds == pytest.approx(packed + 2 * WEIGHTS / 20.8e9)
-    assert told.host_seconds == pytest.approx(packed + 2 * 2 * WEIGHTS / 25.6e9)
+    publish = of.timing.publish
+    assert publish is not None
+    assert publish.way == "nccl"
+    assert publish.seconds == pytest.approx(packed + 2 * WEIGHTS / 20.8e9)
+    assert publish.host_seconds == pytest.approx(packed + 2 * 2 * WEIGHTS / 25.6e9)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -96,10 +96,10 @@ def test_no_card_sends_weights_faster_through_its_host_than_to_another_card(work
         if card.is_cpu:
             continue
         of = make_plan(recipe, Facts(shape_of_model, Hardware(count=4 + workers, device=card)))
-        told = of.timing.publish
-        assert told is not None
-        assert told.way == "nccl"
-        assert told.seconds < told.host_seconds, card.name
+        publish = of.timing.publish
+        assert publish is not None
+        assert publish.way == "nccl"
+        assert publish.seconds < publish.host_seconds, card.name
 
 
 def test_an_adapter_alone_is_a_hundredth_of_the_bytes() -> None:
@@ -124,10 +124,10 @@ def test_a_plan_says_the_way_and_the_seconds_that_falling_back_to_the_host_costs
     }
     for way, (cluster, more, sent) in ways.items():
         of = planned({"ranks": 2}, cluster, **more)
-        told = Page(of, ()).to_json()["publish"]
-        assert (told["way"], told["bytes"]) == (way, 2 * WEIGHTS)
-        assert told["seconds"] == pytest.approx(packed + sent, abs=1e-6)
-        assert told["host_memory_seconds"] == pytest.approx(packed + host, abs=1e-6)
+        publish = Page(of, ()).to_json()["publish"]
+        assert (publish["way"], publish["bytes"]) == (way, 2 * WEIGHTS)
+        assert publish["seconds"] == pytest.approx(packed + sent, abs=1e-6)
+        assert publish["host_memory_seconds"] == pytest.approx(packed + host, abs=1e-6)
         assert seconds(of) == pytest.approx(packed + sent)
     assert Page(planned({}, {}), ()).to_json()["publish"]["way"] == "none"
 

@@ -36,8 +36,8 @@ def planned(changes: dict[str, Any], hardware: str = "H100") -> RunPlan:
 
 def line(planned: RunPlan, purpose: str) -> dict[str, int]:
     """The bytes of a purpose by phase; {} where there is no such line."""
-    found = [line.bytes for line in planned.memory.lines if line.purpose == purpose]
-    return {phase: count for bytes_ in found for phase, count in bytes_.items() if count}
+    bytes_by_line = [line.bytes for line in planned.memory.lines if line.purpose == purpose]
+    return {phase: count for bytes_ in bytes_by_line for phase, count in bytes_.items() if count}
 
 
 def vllm(**settings: Any) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def test_a_rank_takes_part_in_so_many_communicators(sharing: Sharing, count: int
 
 
 def test_buffers_of_nccl_are_in_the_sum_and_not_in_what_a_run_measures() -> None:
-    found = planned(ZERO3, "8xH100")
-    buffers = line(found, NCCL)
+    run_plan = planned(ZERO3, "8xH100")
+    buffers = line(run_plan, NCCL)
     assert buffers["update"] == 2 * 32 * CHANNEL
-    memory = found.memory
-    others = sum(one.bytes.get("update", 0) for one in memory.own_lines)
+    memory = run_plan.memory
+    others = sum(own_line.bytes.get("update", 0) for own_line in memory.own_lines)
     assert memory.above_baseline("update") == others
     assert memory.at("update") >= others + buffers["update"]
     slow = planned(ZERO3, "8xRTX-4090")  # few channels over PCIe
@@ -98,12 +98,12 @@ def test_buffers_of_nccl_are_in_the_sum_and_not_in_what_a_run_measures() -> None
 
 
 def test_a_vllm_on_the_learners_card_takes_its_share_of_it_while_it_samples() -> None:
-    found = planned(vllm(memory_fraction=0.5))
-    share = line(found, VLLM)
-    assert share == dict.fromkeys(("rollout", "save"), int(0.5 * found.memory.capacity))
-    assert not line(found, "key-value cache")
-    assert found.memory.at("rollout") > share["rollout"]
-    assert found.memory.above_baseline("rollout") < share["rollout"]  # another process's
+    run_plan = planned(vllm(memory_fraction=0.5))
+    share = line(run_plan, VLLM)
+    assert share == dict.fromkeys(("rollout", "save"), int(0.5 * run_plan.memory.capacity))
+    assert not line(run_plan, "key-value cache")
+    assert run_plan.memory.at("rollout") > share["rollout"]
+    assert run_plan.memory.above_baseline("rollout") < share["rollout"]  # another process's
     assert planned(vllm(memory_fraction=0.5)).fits
     assert not planned(vllm(memory_fraction=0.9)).fits
     awake = line(planned(vllm(memory_fraction=0.5, sleep=False)), VLLM)

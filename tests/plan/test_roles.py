@@ -56,16 +56,16 @@ def lines(plan: RunPlan, group: int) -> dict[tuple[str, str], Mapping[MemoryPhas
 
 
 def test_each_role_is_on_the_cards_that_the_recipe_gives_it() -> None:
-    found = planned(ppo(*LAYOUT), "8xH200")
-    assert [(group.numbers, group.roles) for group in found.cards] == [
+    run_plan = planned(ppo(*LAYOUT), "8xH200")
+    assert [(group.numbers, group.roles) for group in run_plan.cards] == [
         ("0-3", ("policy",)),
         ("4-5", ("critic", "reward_model")),
         ("6", ("reference",)),
         ("7", ("built-in engine",)),
     ]
-    assert (found.used_devices, found.missing_devices, found.idle_devices) == (8, 0, 0)
-    for number, group in enumerate(found.cards[:3]):
-        of_models = {role for role, _ in lines(found, number)} - {"run"}
+    assert (run_plan.used_devices, run_plan.missing_devices, run_plan.idle_devices) == (8, 0, 0)
+    for number, group in enumerate(run_plan.cards[:3]):
+        of_models = {role for role, _ in lines(run_plan, number)} - {"run"}
         assert of_models == set(group.roles)
 
 
@@ -74,8 +74,8 @@ def test_memory_is_that_of_the_roles_on_each_card() -> None:
     four. Frozen weights are whole under ZeRO-2: two bytes a weight. The reference is on its card
     where it is read and where it computes.
     """
-    found = planned(ppo(*LAYOUT), "8xH200")
-    policy, critic, reference = (lines(found, number) for number in range(3))
+    run_plan = planned(ppo(*LAYOUT), "8xH200")
+    policy, critic, reference = (lines(run_plan, number) for number in range(3))
     assert policy["policy", "weights"]["update"] == 4 * WHOLE // 4
     assert policy["policy", "optimizer"]["update"] == 8 * WHOLE // 4
     assert critic["critic", "weights"]["update"] == 4 * SCORING // 2
@@ -92,8 +92,8 @@ def test_memory_is_that_of_the_roles_on_each_card() -> None:
 
 
 def test_what_does_not_fit_is_named_with_its_role() -> None:
-    found = planned(ppo(*LAYOUT), "8xA100-40G")
-    (critic,) = [problem for problem in found.problems if "critic" in problem]
+    run_plan = planned(ppo(*LAYOUT), "8xA100-40G")
+    (critic,) = [problem for problem in run_plan.problems if "critic" in problem]
     assert critic.startswith("cards 4-5 (critic, reward_model): ")
     small = planned(ppo(*LAYOUT), "6xH200")
     assert small.missing_devices == 2
@@ -223,8 +223,10 @@ def test_the_policy_as_its_own_teacher_takes_a_forward_pass_more() -> None:
         return planned(recipe, "8xH200")
 
     by_policy, by_reference = graded("policy"), graded("reference")
-    one = planned(taught("rl", *places[:2], "--algorithm.old_logprobs", "sampled"), "8xH200")
-    assert by_policy.timing.step["score"] == pytest.approx(2 * one.timing.step["score"])
+    self_taught = planned(
+        taught("rl", *places[:2], "--algorithm.old_logprobs", "sampled"), "8xH200"
+    )
+    assert by_policy.timing.step["score"] == pytest.approx(2 * self_taught.timing.step["score"])
     assert ("reference", "weights") not in lines(by_policy, 0)
     assert lines(by_reference, 0)["reference", "weights"]["score"] > 0
     kl = graded("reference", "--algorithm.kl_coef", "0.1")
@@ -237,7 +239,7 @@ def test_a_teacher_beside_its_student_takes_memory_and_a_forward_pass_in_every_u
     assert there["teacher", "weights"]["update"] == 2 * WHOLE
     tokens = with_it.sizes.micro_tokens
     assert there["policy", "hidden states of the teacher"]["update"] == 2 * tokens * HIDDEN
-    update, plain = (one.timing.step["update"] for one in (with_it, without))
+    update, plain = (run_plan.timing.step["update"] for run_plan in (with_it, without))
     assert 1.2 < update / plain < 1.4  # three passes and one more, beside the optimizer's step
 
 
@@ -250,10 +252,14 @@ def test_teachers_behind_servers_take_no_card_and_further_ones_lie_beside_the_fi
     beside = "--cluster.teacher", "{ ranks = 1 }"
     other = "{ datasets = ['b'], model = { path = 'Qwen/Qwen2.5-7B' } }"
     two = "--teacher.sets", f"[{other}]"
-    one, both = (planned(taught("rl", *places, *beside, *more), "8xH200") for more in ((), two))
+    one_teacher, both = (
+        planned(taught("rl", *places, *beside, *more), "8xH200") for more in ((), two)
+    )
     assert [group.roles for group in both.cards][1] == ("teacher", "teacher 2")
     assert lines(both, 1)["teacher 2", "weights"]["score"] == 2 * WHOLE
-    assert both.timing.step["score"] == pytest.approx(one.timing.step["score"])  # each of a half
+    assert both.timing.step["score"] == pytest.approx(
+        one_teacher.timing.step["score"]
+    )  # each of a half
 
 
 def test_a_teacher_that_reads_the_rows_once_computes_in_no_update() -> None:
@@ -276,14 +282,14 @@ def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
         "--cluster.type", "local", "--batch.train_batch_size", "32",
     )  # fmt: skip
     facts = Facts(shape_of_model, parse_hardware("CPU"), rows=100)
-    found = make_plan(recipe, facts)
+    run_plan = make_plan(recipe, facts)
     each = 4 * 129
-    assert lines(found, 0)["run", "what the teacher said"] == dict.fromkeys(
+    assert lines(run_plan, 0)["run", "what the teacher said"] == dict.fromkeys(
         ("rollout", "score", "update", "save"), each * 100 * 2048
     )
-    update = lines(found, 0)["policy", "the teacher's tokens of an update"]
+    update = lines(run_plan, 0)["policy", "the teacher's tokens of an update"]
     assert update == {"update": 2 * each * 32 * 2048}
-    assert any("106 MB in the first process" in note for note in Page(found, ()).notes())
+    assert any("106 MB in the first process" in note for note in Page(run_plan, ()).notes())
     on_card = make_plan(recipe, Facts(shape_of_model, parse_hardware("H200")))
     assert ("run", "what the teacher said") not in lines(on_card, 0)  # it is the host's
     update = lines(on_card, 0)["policy", "the teacher's tokens of an update"]
@@ -297,22 +303,22 @@ def test_a_mixture_has_all_weights_in_memory_and_its_active_ones_in_products() -
     recipe = with_overrides(
         ppo(), ["--model.lora", "{ rank = 8 }", "--algorithm", "{ type = 'grpo' }"]
     )
-    found = make_plan(recipe, Facts(lambda _: mixture, parse_hardware("8xH200")))
+    run_plan = make_plan(recipe, Facts(lambda _: mixture, parse_hardware("8xH200")))
     expert = 3 * 4096 * 14_336
     every = 32 * (8 * (expert + 4096) + 2 * 4096 * (4096 + 1024 + 1)) + 2 * 32_000 * 4096 + 4096
-    page = Page(found, ())
+    page = Page(run_plan, ())
     sizes = page.to_json()["parameters"]["policy"]
     assert sizes["total"] == every
     assert sizes["active"] == every - 32 * 6 * expert
     assert 0 < sizes["trained"] < every / 100
     (note,) = [note for note in page.notes() if "mixture" in note]
     assert "with 46.7B parameters, of which a token uses 12.9B" in note
-    role = found.roles[0]
+    role = run_plan.roles[0]
     flops = role.shape.flops(1.0, 0.0)
     inside = flops.body + flops.head  # norms and the look-up of an embedding are no products
     assert inside == 2 * (sizes["active"] - 32_000 * 4096 - 4096 - 32 * 2 * 4096)
-    assert ("policy", "weights") in lines(found, 0)
-    assert lines(found, 0)["policy", "weights"]["update"] >= 2 * every
+    assert ("policy", "weights") in lines(run_plan, 0)
+    assert lines(run_plan, 0)["policy", "weights"]["update"] >= 2 * every
 
 
 def test_a_dense_model_is_no_mixture() -> None:

@@ -52,9 +52,11 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose tokenizer splits into single characters."""
-    made = tmp_path_factory.mktemp("model") / "model"
-    make_fresh(ModelInit(hidden_size=16, tokenizer=TokenizerInit(kind="characters")), [], 0, made)
-    return made
+    model_folder = tmp_path_factory.mktemp("model") / "model"
+    make_fresh(
+        ModelInit(hidden_size=16, tokenizer=TokenizerInit(kind="characters")), [], 0, model_folder
+    )
+    return model_folder
 
 
 def recipe(job: str, data: Mapping[str, Any], **more: Any) -> Recipe:
@@ -63,17 +65,19 @@ def recipe(job: str, data: Mapping[str, Any], **more: Any) -> Recipe:
 
 
 def lengths(job: str, data: Mapping[str, Any], **more: Any) -> RowLengths:
-    found = row_lengths(recipe(job, data, **more))
-    assert found is not None
-    return found
+    lengths_read = row_lengths(recipe(job, data, **more))
+    assert lengths_read is not None
+    return lengths_read
 
 
-def assert_means(found: RowLengths, prompt: Sequence[float], answer: Sequence[float]) -> None:
-    whole = np.add(prompt, answer)
-    assert found.prompt == pytest.approx(np.mean(prompt))
-    assert found.answer == pytest.approx(np.mean(answer))
-    assert found.spread == pytest.approx(np.mean(whole**2) / np.mean(whole) ** 2)
-    assert found.rows == len(prompt)
+def assert_means(
+    lengths_read: RowLengths, prompt: Sequence[float], answer: Sequence[float]
+) -> None:
+    sums = np.add(prompt, answer)
+    assert lengths_read.prompt == pytest.approx(np.mean(prompt))
+    assert lengths_read.answer == pytest.approx(np.mean(answer))
+    assert lengths_read.spread == pytest.approx(np.mean(sums**2) / np.mean(sums) ** 2)
+    assert lengths_read.rows == len(prompt)
 
 
 def test_the_part_that_is_held_out_is_no_part_of_an_epoch(data: Path) -> None:
@@ -90,42 +94,44 @@ def test_a_lone_row_that_may_be_held_out_is_planned_as_trained_on(data: Path) ->
 def test_conversations_are_as_long_as_training_reads_them(
     max_len: int, data: Path, model: Path
 ) -> None:
-    found = lengths("sft", {"path": str(data), "max_len": max_len})
+    read_lengths = lengths("sft", {"path": str(data), "max_len": max_len})
     settings = recipe("sft", {"path": str(data), "max_len": max_len}).data.sources[0]
     kept = load_conversations(settings, load_tokenizer(str(model))).all()  # pyright: ignore[reportArgumentType]
-    before = [int(np.argmax(one.loss_mask)) for one in kept]
+    before = [int(np.argmax(conversation.loss_mask)) for conversation in kept]
     assert_means(
-        found, before, [len(one.token_ids) - n for one, n in zip(kept, before, strict=True)]
+        read_lengths,
+        before,
+        [len(conversation.token_ids) - n for conversation, n in zip(kept, before, strict=True)],
     )
-    assert found.source == "40 rows of the data, counted in characters"
+    assert read_lengths.source == "40 rows of the data, counted in characters"
 
 
 def test_prompts_are_as_long_as_the_policy_reads_them(data: Path, model: Path) -> None:
     more = {"rollout": {"max_new_tokens": 30}, "rewards": [{"type": "gsm8k"}]}
     table = {"path": str(data), "max_len": 90}
-    found = lengths("rl", table, algorithm={"type": "grpo"}, **more)
+    read_lengths = lengths("rl", table, algorithm={"type": "grpo"}, **more)
     settings: Any = recipe("rl", table, algorithm={"type": "grpo"}, **more).data.sources[0]
     kept = load_prompts(settings, load_tokenizer(str(model)), max_prompt_tokens=60).all()
     assert 0 < len(kept) < 40
-    assert_means(found, [len(one.token_ids) for one in kept], [30] * len(kept))
+    assert_means(read_lengths, [len(prompt.token_ids) for prompt in kept], [30] * len(kept))
 
 
 def test_a_pairs_answers_count_by_their_mean(data: Path, model: Path) -> None:
-    found = lengths("reward", {"path": str(data)})
+    read_lengths = lengths("reward", {"path": str(data)})
     settings: Any = recipe("reward", {"path": str(data)}).data.sources[0]
     kept = load_pairs(settings, load_tokenizer(str(model))).all()
-    before = [int(np.argmax(one.chosen_mask)) for one in kept]
-    answers = [(len(one.chosen) + len(one.rejected)) / 2 for one in kept]
-    assert_means(found, before, list(np.subtract(answers, before)))
+    before = [int(np.argmax(pair.chosen_mask)) for pair in kept]
+    answers = [(len(pair.chosen) + len(pair.rejected)) / 2 for pair in kept]
+    assert_means(read_lengths, before, list(np.subtract(answers, before)))
 
 
 def test_labelled_answers_are_samples_of_their_own(data: Path, model: Path) -> None:
-    found = lengths("preference", {"path": str(data)}, algorithm={"type": "kto"})
+    read_lengths = lengths("preference", {"path": str(data)}, algorithm={"type": "kto"})
     settings: Any = recipe("preference", {"path": str(data)}).data.sources[0]
     kept = load_labelled(settings, load_tokenizer(str(model))).all()
     assert len(kept) == 80
-    answers = [len(one.token_ids) - one.prompt_tokens for one in kept]
-    assert_means(found, [one.prompt_tokens for one in kept], answers)
+    answers = [len(sample.token_ids) - sample.prompt_tokens for sample in kept]
+    assert_means(read_lengths, [sample.prompt_tokens for sample in kept], answers)
 
 
 def test_the_models_own_tokenizer_counts_where_it_is_at_hand(data: Path, model: Path) -> None:
@@ -137,25 +143,25 @@ def test_the_models_own_tokenizer_counts_where_it_is_at_hand(data: Path, model: 
 
 
 def test_tokens_are_guessed_from_words_where_no_tokenizer_is_at_hand(data: Path) -> None:
-    found = lengths("sft", {"path": str(data)}, model={"path": "nobody/nothing"})
+    read_lengths = lengths("sft", {"path": str(data)}, model={"path": "nobody/nothing"})
     words = [len(row["question"].split()) for row in rows()]
-    assert "guessed from words" in found.source
-    assert np.mean(words) < found.prompt < 2 * np.mean(words) + 10
+    assert "guessed from words" in read_lengths.source
+    assert np.mean(words) < read_lengths.prompt < 2 * np.mean(words) + 10
 
 
 def test_cut_rows_are_kept_at_their_limit(data: Path) -> None:
-    found = lengths("sft", {"path": str(data), "max_len": 60, "on_too_long": "truncate"})
-    assert found.rows == 40
-    assert found.prompt + found.answer <= 60
+    read_lengths = lengths("sft", {"path": str(data), "max_len": 60, "on_too_long": "truncate"})
+    assert read_lengths.rows == 40
+    assert read_lengths.prompt + read_lengths.answer <= 60
 
 
 def test_sets_count_by_their_draws(data: Path, tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(json.dumps(rows()[0] | {"answer": "x" * 300}), "utf-8")
     sets = [{"path": str(data), "weight": 0.5}, {"path": str(tmp_path / "long.jsonl"), "count": 60}]
-    found = lengths("sft", {"sets": sets})
+    read_lengths = lengths("sft", {"sets": sets})
     alone = lengths("sft", {"path": str(data)})
-    assert found.rows == 20 + 60
-    assert found.answer == pytest.approx((20 * alone.answer + 60 * 302) / 80)
+    assert read_lengths.rows == 20 + 60
+    assert read_lengths.answer == pytest.approx((20 * alone.answer + 60 * 302) / 80)
 
 
 def test_rows_that_only_a_run_can_leave_out_are_told_to_be_counted(data: Path) -> None:
@@ -176,9 +182,9 @@ def test_rows_that_are_too_long_are_no_part_of_an_epoch(data: Path) -> None:
 def test_large_data_is_not_read_whole(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 100)
     monkeypatch.setattr(module, "SAMPLE", 5)
-    found = lengths("sft", {"path": str(data)})
-    assert found.rows is None
-    assert found.source.startswith("5 rows of the data")
+    read_lengths = lengths("sft", {"path": str(data)})
+    assert read_lengths.rows is None
+    assert read_lengths.source.startswith("5 rows of the data")
 
 
 def test_data_that_is_not_on_this_machine_has_no_lengths(data: Path) -> None:

@@ -29,13 +29,13 @@ def test_each_number_of_devices_is_simulated_in_turns_and_apart(
     report = scaled(write_recipe("grpo with kl", tmp_path), "1,4", capsys)
     ways = report["scale"]
     assert [way["staleness"] for way in ways if way["devices"] == 1] == [0, 1, 2, 4, 8]
-    four = [way for way in ways if way["devices"] == 4]
-    assert [(way["staleness"], way["apart"], way["free"]) for way in four] == [
+    on_four_devices = [way for way in ways if way["devices"] == 4]
+    assert [(way["staleness"], way["apart"], way["free"]) for way in on_four_devices] == [
         *((staleness, False, False) for staleness in (0, 1, 2, 4, 8)),
         *((staleness, True, False) for staleness in (1, 2, 4, 8)),
         *((staleness, True, True) for staleness in (1, 2, 4, 8)),
     ]
-    for way in four:
+    for way in on_four_devices:
         result = way["simulated"]
         assert way["engines"] + (way["learners"] if way["apart"] else 0) == 4
         assert result["seconds"] > 0

@@ -36,12 +36,12 @@ def planned(name: str, *flags: str) -> RunPlan:
 
 @pytest.mark.parametrize(("name", "slots"), [("grpo_8b_qlora", 32), ("grpo_1.7b", 32)])
 def test_the_recipes_for_small_cards_fit_one(name: str, slots: int) -> None:
-    found = planned(name)
-    assert found.fits
-    engine = {line.purpose for line in found.memory.lines if line.role == "engine"}
+    run_plan = planned(name)
+    assert run_plan.fits
+    engine = {line.purpose for line in run_plan.memory.lines if line.role == "engine"}
     assert "weights" not in engine  # it reads the policy's
-    assert found.sizes.engine is not None
-    assert found.sizes.engine.slots == slots
+    assert run_plan.sizes.engine is not None
+    assert run_plan.sizes.engine.slots == slots
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_copies_that_train_beside_an_adapter_are_in_the_plan() -> None:
     before, after = planned("grpo_8b_qlora"), planned("grpo_8b_qlora", *saved)
     weights = 2 * 151936 * 4096
     without, with_them = (
-        {line.purpose: line.bytes["update"] for line in found.memory.lines
+        {line.purpose: line.bytes["update"] for line in run_plan.memory.lines
          if line.role == "policy" and "update" in line.bytes}
-        for found in (before, after)
+        for run_plan in (before, after)
     )  # fmt: skip
     added = {purpose: size - without.get(purpose, 0) for purpose, size in with_them.items()}
     assert added["trained copies"] == 2 * weights

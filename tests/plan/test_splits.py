@@ -22,11 +22,11 @@ def splits_of(recipe: Recipe, count: int) -> set[tuple[int, int, bool]]:
     changed = [with_overrides(recipe, flags) for flags in arrangements(recipe, count, "zero2")]
     return {
         (
-            one.learner.ranks,
-            one.cluster.engines(one.learner.ranks),
-            one.cluster.policy.colocate is not None,
+            changed_recipe.learner.ranks,
+            changed_recipe.cluster.engines(changed_recipe.learner.ranks),
+            changed_recipe.cluster.policy.colocate is not None,
         )
-        for one in changed
+        for changed_recipe in changed
     }
 
 

@@ -62,13 +62,14 @@ def rollout(sequences: int, length: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("estimate", "known", "learned"), [(update, UPDATES, (16, 128)), (rollout, ROLLOUTS, (64, 32))]
+    ("estimate", "seconds_by_size", "learned"),
+    [(update, UPDATES, (16, 128)), (rollout, ROLLOUTS, (64, 32))],
 )
 def test_once_calibrated_with_one_run_others_are_estimated_within_a_quarter(
-    estimate: Any, known: dict[tuple[int, int], float], learned: tuple[int, int]
+    estimate: Any, seconds_by_size: dict[tuple[int, int], float], learned: tuple[int, int]
 ) -> None:
-    factor = known[learned] / estimate(*learned)
-    for size, seconds in known.items():
+    factor = seconds_by_size[learned] / estimate(*learned)
+    for size, seconds in seconds_by_size.items():
         assert factor * estimate(*size) == pytest.approx(seconds, rel=0.25), size
 
 
@@ -107,13 +108,13 @@ def grpo(kind: str, prompt: int) -> RunPlan:
     return make_plan(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
 
 
-@pytest.mark.parametrize(("kind", "told"), [("gpt2", True), ("gpt_neox", False)])
-def test_a_type_whose_layers_were_not_counted_is_told(kind: str, told: bool) -> None:
+@pytest.mark.parametrize(("kind", "is_noted"), [("gpt2", True), ("gpt_neox", False)])
+def test_a_type_whose_layers_were_not_counted_is_told(kind: str, is_noted: bool) -> None:
     notes = [note for note in Page(grpo(kind, 40), ()).notes() if "is estimated as" in note]
     text = (
         "what layers of a gpt2 model keep for the backward pass is estimated as a dense decoder's"
     )
-    assert notes == ([f"{text} of the same sizes"] if told else [])
+    assert notes == ([f"{text} of the same sizes"] if is_noted else [])
 
 
 # Seconds and bytes beside the weights, of one core of an AMD EPYC (Zen 5), December 2026:

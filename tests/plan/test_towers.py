@@ -134,20 +134,20 @@ def make(tmp_path: Path, models: Callable[[str], str]) -> Make:
 
 
 def planned(recipe: Any, **facts: Any) -> RunPlan:
-    given = {"lengths": row_lengths(recipe), **facts}
-    return make_plan(recipe, Facts(shape_of_model, parse_hardware("CPU"), **given))
+    known_facts = {"lengths": row_lengths(recipe), **facts}
+    return make_plan(recipe, Facts(shape_of_model, parse_hardware("CPU"), **known_facts))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_as_long_as_training_sees_them(
     make: Make, models: Callable[[str], str], kind: str, tmp_path: Path
 ) -> None:
-    one = [row(seed, "yes") for seed in range(4)] if kind == "llava_onevision" else None
-    recipe, path = make(kind, one), models(kind)
+    single_images = [row(seed, "yes") for seed in range(4)] if kind == "llava_onevision" else None
+    recipe, path = make(kind, single_images), models(kind)
     lengths = row_lengths(recipe)
     assert lengths is not None
     assert lengths.images is not None
-    assert lengths.images.images == (1 if one else 1.5)
+    assert lengths.images.images == (1 if single_images else 1.5)
     assert f"{lengths.images.images:g} images in each" in lengths.source
     tokenizer = load_tokenizer(path)
     with images_kept_in(tmp_path / "images"):
@@ -194,10 +194,10 @@ def test_one_of_the_ranks_that_share_rows_may_encode_all_images_of_a_row(
         lines = {line.purpose: line.bytes for line in of.memory.lines}
         return lines["activations of the tower"]["update"]
 
-    one, two, four = map(plan, (1, 2, 4))
-    assert kept(one) == pytest.approx(2 * kept(two), rel=0.01)
-    assert kept(two) == kept(four)
-    device = one.hardware.device
+    one_rank, two_ranks, four_ranks = map(plan, (1, 2, 4))
+    assert kept(one_rank) == pytest.approx(2 * kept(two_ranks), rel=0.01)
+    assert kept(two_ranks) == kept(four_ranks)
+    device = one_rank.hardware.device
     changed = {"overhead": 0.0, "between": 1e12}
     products = efficiency_of(device).model_copy(update=changed)  # and nothing else
     images = ImageCost(2, 48, 12, 2 * 24**2, 2 * (16**2 + 8**2))
@@ -210,7 +210,7 @@ def test_one_of_the_ranks_that_share_rows_may_encode_all_images_of_a_row(
             updating=False,
             passes=1,
         )
-        for of in (one, two, four)
+        for of in (one_rank, two_ranks, four_ranks)
     ]
     assert seconds == pytest.approx([2 * seconds[1], seconds[1], seconds[1]], rel=1e-3)
 
@@ -284,8 +284,10 @@ def test_layers_that_a_run_compiles_keep_less_beside_the_tower(make: Make, kind:
 
     def kept(compile: Any) -> int:
         recipe = make(kind, model={"dtype": "bfloat16", "compile": compile})
-        given = {"lengths": row_lengths(recipe)}
-        memory = make_plan(recipe, Facts(shape_of_model, parse_hardware("1xH100"), **given)).memory
+        known_facts = {"lengths": row_lengths(recipe)}
+        memory = make_plan(
+            recipe, Facts(shape_of_model, parse_hardware("1xH100"), **known_facts)
+        ).memory
         return sum(
             line.bytes["update"]
             for line in memory.lines

@@ -20,7 +20,7 @@ STEPS: dict[str, Any] = {
 }
 
 
-def made(tmp_path: Any, job: str, metric: str, **changes: Any) -> None:
+def check_best(tmp_path: Any, job: str, metric: str, **changes: Any) -> None:
     if job in ("reward", "preference"):
         changes["eval"] = {"path": "held.jsonl", **changes.get("eval", {})}
     mode = "min" if metric.endswith("/loss") else "max"
@@ -46,7 +46,7 @@ def made(tmp_path: Any, job: str, metric: str, **changes: Any) -> None:
 def test_what_evaluations_measure_may_be_best(
     job: str, metric: str, changes: dict[str, Any], tmp_path: Any
 ) -> None:
-    made(tmp_path, job, metric, **changes)
+    check_best(tmp_path, job, metric, **changes)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_they_never_measure_is_refused_with_the_names_of_what_they_do(
     job: str, metric: str, changes: dict[str, Any], why: str, tmp_path: Any
 ) -> None:
     with pytest.raises(UsageError, match=rf"checkpoint\.best_metric: {why}"):
-        made(tmp_path, job, metric, **changes)
+        check_best(tmp_path, job, metric, **changes)
 
 
 def test_process_rewards_have_metrics_of_their_own() -> None:

@@ -14,10 +14,10 @@ DEEP = "[" * 1000 + "]" * 1000
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("postgrad: ")
-    assert "report it" not in told
-    return told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("postgrad: ")
+    assert "report it" not in stderr
+    return stderr
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_value_beyond_bounds_is_named(
 ) -> None:
     path = tmp_path / "recipe.toml"
     key = line.partition(" = ")[0]
-    rest = [one for one in RECIPE.splitlines() if not one.startswith(f"{key} =")]
+    rest = [line for line in RECIPE.splitlines() if not line.startswith(f"{key} =")]
     path.write_text("\n".join([line, *rest]), "utf-8")
     assert message in refused(capsys, command, str(path))
 
@@ -63,9 +63,9 @@ def test_a_value_beyond_bounds_is_named(
 def test_an_override_beyond_bounds_is_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(capsys, "config", str(RECIPES / "gsm8k_sft.toml"), *words)
-    assert message in told
-    assert len(told) < 2000
+    stderr = refused(capsys, "config", str(RECIPES / "gsm8k_sft.toml"), *words)
+    assert message in stderr
+    assert len(stderr) < 2000
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "pipeline/pipeline.toml"])
@@ -89,8 +89,8 @@ def test_what_is_no_recipe_file_is_told(
     assert callable(make)
     make(path)
     asked = path if name == "recipe.toml" else path.parent
-    told = refused(capsys, "config", str(asked))
-    assert message in told or "folder without pipeline.toml" in told
+    stderr = refused(capsys, "config", str(asked))
+    assert message in stderr or "folder without pipeline.toml" in stderr
 
 
 def test_a_mark_at_the_beginning_of_a_recipe_is_passed_over(
@@ -101,9 +101,9 @@ def test_a_mark_at_the_beginning_of_a_recipe_is_passed_over(
     path.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
     assert main(["config", str(path)]) == 0
     assert main(["config", str(RECIPES / "gsm8k_sft.toml")]) == 0
-    told = capsys.readouterr().out
-    half = len(told) // 2
-    assert told[:half] == told[half:]
+    stdout = capsys.readouterr().out
+    half = len(stdout) // 2
+    assert stdout[:half] == stdout[half:]
 
 
 @pytest.mark.parametrize("word", ["a" * 300 + ".toml", "a\0b.toml", "a/" * 3000])
@@ -111,8 +111,8 @@ def test_a_mark_at_the_beginning_of_a_recipe_is_passed_over(
 def test_a_path_on_the_command_line_that_no_file_can_have_is_told(
     command: str, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(capsys, command, word)
-    assert "longer than a path may be" in told or "NUL" in told
+    stderr = refused(capsys, command, word)
+    assert "longer than a path may be" in stderr or "NUL" in stderr
 
 
 def test_a_list_of_ten_thousand_lines_is_no_long_wait(

@@ -135,11 +135,11 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
 
 def test_inputs_of_layers_may_move_to_the_hosts_memory_and_back(write: Write) -> None:
     """Layers are computed again with and without: the bits are the same."""
-    whole = load_recipe(write())
+    original = load_recipe(write())
     key = "model.gradient_checkpointing"
-    there, elsewhere = (with_overrides(whole, [f"--{key}", way]) for way in ("true", "offload"))
+    there, elsewhere = (with_overrides(original, [f"--{key}", way]) for way in ("true", "offload"))
     assert compare(there, elsewhere, [], RUN)[0] == key
     assert compare(elsewhere, there, [], RUN)[0] == key
-    for kept, again in ((whole, there), (whole, elsewhere), (elsewhere, whole)):
+    for kept, again in ((original, there), (original, elsewhere), (elsewhere, original)):
         with pytest.raises(UsageError, match=f"--allow-change {key}"):
             compare(kept, again, [], RUN)

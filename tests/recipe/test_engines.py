@@ -31,8 +31,10 @@ def recipe(**rollout: Any) -> Any:
 
 
 def test_an_engines_table_is_read() -> None:
-    one = recipe(type="vllm", vllm={"engines": 2, "tensor_parallel": 4, "python": "/v/python"})
-    assert (one.rollout.vllm.engines, one.rollout.vllm.tensor_parallel) == (2, 4)
+    vllm_recipe = recipe(
+        type="vllm", vllm={"engines": 2, "tensor_parallel": 4, "python": "/v/python"}
+    )
+    assert (vllm_recipe.rollout.vllm.engines, vllm_recipe.rollout.vllm.tensor_parallel) == (2, 4)
     other = recipe(type="openai", openai={**SERVER, "endpoint": "completions"})
     assert other.rollout.openai.base_url == SERVER["base_url"]
     assert parse_recipe(other.dump()) == other
@@ -148,7 +150,7 @@ def test_a_transport_that_nothing_would_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         ({}, "and it has none"),
         ({"lora": {}, "quantize": "4bit"}, 'model.quantize = "4bit": vLLM would apply it to other'),
@@ -160,9 +162,11 @@ def test_a_transport_that_nothing_would_take_is_refused() -> None:
         ({"lora": {"modules_to_save": ["lm_head"]}}, "vLLM takes no whole modules"),
     ],
 )
-def test_an_adapter_that_vllm_could_not_apply_is_refused(model: dict[str, Any], told: str) -> None:
+def test_an_adapter_that_vllm_could_not_apply_is_refused(
+    model: dict[str, Any], message: str
+) -> None:
     rollout = {"type": "vllm", "max_new_tokens": 8, "vllm": {"lora": "adapter"}}
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         parse_recipe({**BASE, "model": {**BASE["model"], **model}, "rollout": rollout})
     adapted = {**BASE, "model": {**BASE["model"], "lora": {}}}
     assert parse_recipe({**adapted, "rollout": rollout}).rollout.sends_adapter

@@ -58,10 +58,10 @@ def test_each_dataset_has_a_part_with_a_name(write: Write) -> None:
     ]
 
 
-@pytest.mark.parametrize("own", ['path = "held.jsonl"', 'split = "test"'])
-def test_rows_of_its_own_in_eval_contradict_it(own: str, write: Write) -> None:
+@pytest.mark.parametrize("eval_lines", ['path = "held.jsonl"', 'split = "test"'])
+def test_rows_of_its_own_in_eval_contradict_it(eval_lines: str, write: Write) -> None:
     with pytest.raises(UsageError, match=r"data.eval_fraction: holds out .* delete path, "):
-        load_recipe(write(text=f"{SFT}[eval]\n{own}\n"))
+        load_recipe(write(text=f"{SFT}[eval]\n{eval_lines}\n"))
 
 
 def test_it_is_a_key_of_data_only(write: Write) -> None:

@@ -121,9 +121,9 @@ def test_pairs_and_losses_sample_nothing() -> None:
     st.none() | st.integers(1, 6),
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
 )
-def test_a_set_has_the_ks_that_it_reaches(n: int, own: int | None, ks: list[int]) -> None:
-    eval_set = EvalSet(path="a.jsonl", n_samples=own)
-    ks = [k for k in ks if k <= (own or n)] or [1]
+def test_a_set_has_the_ks_that_it_reaches(n: int, set_samples: int | None, ks: list[int]) -> None:
+    eval_set = EvalSet(path="a.jsonl", n_samples=set_samples)
+    ks = [k for k in ks if k <= (set_samples or n)] or [1]
     settings = EvalSettings(sets=(eval_set,), n_samples=n, pass_at=tuple(ks))
     assert settings.sampling_of(eval_set).pass_at == tuple(ks)
     other = EvalSet(path="b.jsonl", name="b", n_samples=1)

@@ -22,9 +22,9 @@ def test_an_adapter_learns_at_least_ten_times_as_fast_as_the_whole_model(path: P
     recipe = load_recipe(path)
     assert recipe.model.lora is not None
     assert recipe.model.gradient_checkpointing
-    whole = FOLDER / path.name.replace("_lora", "")
-    if whole.exists():
-        other = load_recipe(whole)
+    full_recipe_path = FOLDER / path.name.replace("_lora", "")
+    if full_recipe_path.exists():
+        other = load_recipe(full_recipe_path)
         assert other.model.lora is None
         assert recipe.learner.lr >= 0.999 * 10 * other.learner.lr
         assert (recipe.data, recipe.batch) == (other.data, other.batch)
@@ -54,9 +54,9 @@ def test_a_warm_up_is_the_share_of_the_updates_that_its_comment_names(
 def test_the_critic_of_ppo_lies_on_the_weights_of_the_reward_model() -> None:
     recipe = load_recipe(FOLDER / "ppo_lora.toml")
     assert isinstance(recipe, RLRecipe)
-    made = load_recipe(FOLDER / "reward_lora.toml")
-    assert recipe.reward_model.model.path == f"{made.run_dir}/model"
-    assert made.checkpoint.save_hf
+    reward_recipe = load_recipe(FOLDER / "reward_lora.toml")
+    assert recipe.reward_model.model.path == f"{reward_recipe.run_dir}/model"
+    assert reward_recipe.checkpoint.save_hf
     assert recipe.critic.model.path == recipe.reward_model.model.path
     assert recipe.critic.model.lora == recipe.model.lora
     assert recipe.critic.learner.lr == pytest.approx(9e-5)
@@ -73,21 +73,25 @@ def test_the_sums_of_memory_are_those_of_the_model_s_shapes() -> None:
     )  # fmt: skip
     with torch.device("meta"):
         lm = cast(Any, AutoModelForCausalLM).from_config(config)
-    whole = sum(weight.numel() for weight in lm.parameters())
-    body = whole - lm.lm_head.weight.numel()
+    parameter_count = sum(weight.numel() for weight in lm.parameters())
+    body = parameter_count - lm.lm_head.weight.numel()
     layers = [lm.get_submodule(name) for name in target_layers(lm, LoraSettings())]
     width = sum(layer.in_features + layer.out_features for layer in layers)  # of rank 1
-    said = {path.stem: " ".join(path.read_text("utf-8").split()) for path in FOLDER.glob("*.toml")}
+    recipe_texts = {
+        path.stem: " ".join(path.read_text("utf-8").split()) for path in FOLDER.glob("*.toml")
+    }
     for name in ("sft", "dpo", "grpo"):
-        assert f"{18 * whole / 1e9:.0f} GB" in said[name].replace("# ", "")
-    assert f"{18 * body / 1e9:.0f} GB" in said["reward"].replace("# ", "")
+        assert f"{18 * parameter_count / 1e9:.0f} GB" in recipe_texts[name].replace("# ", "")
+    assert f"{18 * body / 1e9:.0f} GB" in recipe_texts["reward"].replace("# ", "")
     for name in ("dpo_lora", "grpo_lora", "ppo_lora"):
-        assert f"{2 * whole / 1e9:.0f} GB for the frozen" in said[name]
+        assert f"{2 * parameter_count / 1e9:.0f} GB for the frozen" in recipe_texts[name]
     for name in ("reward_lora", "ppo_lora"):
-        assert f"{2 * body / 1e9:.0f} GB for the" in said[name]
+        assert f"{2 * body / 1e9:.0f} GB for the" in recipe_texts[name]
     for name, rank, adapters in (("reward_lora", 64, 1), ("ppo_lora", 64, 2), ("grpo_lora", 32, 1)):
         recipe = load_recipe(FOLDER / f"{name}.toml")
         assert recipe.model.lora is not None
         assert recipe.model.lora.rank == rank
-        assert f"{rank * width / 1e6:.0f}M" in said[name]
-        assert f"{adapters * 16 * rank * width / 1e9:.1f} GB" in said[name].replace("# ", "")
+        assert f"{rank * width / 1e6:.0f}M" in recipe_texts[name]
+        assert f"{adapters * 16 * rank * width / 1e9:.1f} GB" in recipe_texts[name].replace(
+            "# ", ""
+        )

@@ -383,8 +383,8 @@ def test_a_flag_that_cannot_be_is_named(words: list[str], message: str, write: W
 
 def test_evaluation_reads_rows_as_training_does_unless_it_says_otherwise(write: Write) -> None:
     path = write(('path = "rows.jsonl"', 'path = "rows.jsonl"\nprompt = "problem"\nname = "main"'))
-    one = load_recipe(path).eval.sets[0]
-    assert (one.path, one.prompt, one.subset, one.split) == (
+    eval_set = load_recipe(path).eval.sets[0]
+    assert (eval_set.path, eval_set.prompt, eval_set.subset, eval_set.split) == (
         "rows.jsonl",
         "problem",
         "main",
@@ -401,24 +401,29 @@ def test_how_columns_become_questions_is_taken_over_unless_a_set_names_its_own(
         '[data]\npath = "a.jsonl"\nchat_template = "{{ x }}"\ntemplate = "Q: {problem}"\n'
         'map = "my.rows:clean"\nfilter = "my.rows:easy"\n'
     )
-    for said, wanted in (
+    for eval_lines, wanted in (
         ("greedy = true", ("Q: {problem}", "my.rows:clean")),
         ('template = "{problem}"', ("{problem}", "")),
         ('prompt = "question"', ("", "")),
         ('messages = "chat"', ("", "")),
     ):
-        text = f'job = "sft"\nrun_dir = "r"\nsteps = 1\n{data}[eval]\npath = "b.jsonl"\n{said}\n'
+        text = (
+            f'job = "sft"\nrun_dir = "r"\nsteps = 1\n{data}[eval]\npath = "b.jsonl"\n{eval_lines}\n'
+        )
         text += '[model]\npath = "m"\n[[rewards]]\ntype = "math"\n'
         recipe = load_recipe(write(text=text))
-        one = recipe.eval.sets[0]
-        assert (one.template, one.map) == wanted, said
-        assert (one.chat_template, one.filter) == ("{{ x }}", "")
+        eval_set = recipe.eval.sets[0]
+        assert (eval_set.template, eval_set.map) == wanted, eval_lines
+        assert (eval_set.chat_template, eval_set.filter) == ("{{ x }}", "")
 
 
 def test_several_evaluation_sets_have_names(write: Write) -> None:
     several = '[eval]\nevery = 5\n[[eval.sets]]\nname = "a"\n[[eval.sets]]\nname = "b"\nlimit = 3'
     path = write(('[eval]\nsplit = "test"\nevery = 5', several))
-    assert [(one.name, one.limit) for one in load_recipe(path).eval.sets] == [("a", None), ("b", 3)]
+    assert [(eval_set.name, eval_set.limit) for eval_set in load_recipe(path).eval.sets] == [
+        ("a", None),
+        ("b", 3),
+    ]
     twice = refused(write(('[eval]\nsplit = "test"\nevery = 5', several.replace('"b"', '"a"'))))
     assert "2 of [[eval.sets]] are called 'a'" in twice[0]
 
@@ -494,7 +499,10 @@ def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -
     )
     path = write(('[data]\npath = "rows.jsonl"', several), ('split = "test"', 'path = "e.jsonl"'))
     recipe = load_recipe(path)
-    assert [(one.path, one.prompt, one.weight, one.max_len) for one in recipe.data.sets] == [
+    assert [
+        (data_set.path, data_set.prompt, data_set.weight, data_set.max_len)
+        for data_set in recipe.data.sets
+    ] == [
         ("a.jsonl", "problem", 1.0, 700),
         ("b.jsonl", "q", 0.5, 700),
     ]
@@ -567,7 +575,7 @@ def test_what_divides_sequences_and_what_divides_matrices_can_be_run(write: Writ
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--learner.shard_groups", "3"), r"learner\.shard_groups.*cannot be formed from 8"),
         (
@@ -582,9 +590,9 @@ def test_what_divides_sequences_and_what_divides_matrices_can_be_run(write: Writ
     ],
 )
 def test_groups_and_offload_need_state_that_is_divided_evenly(
-    write: Write, flags: tuple[str, ...], told: str
+    write: Write, flags: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         load_recipe(write(), (*RANKS, *flags))
 
 
@@ -609,8 +617,8 @@ def test_a_learner_may_leave_its_device_to_an_engine_that_samples_there(
 @pytest.mark.parametrize("section", ["learner", "critic.learner"])
 def test_it_is_refused_where_the_engines_have_gpus_of_their_own(write: Write, section: str) -> None:
     flags = (*RANKS, "--cluster.rollout.workers", "2", "--algorithm.type", "ppo")
-    told = rf"{section}\.offload.*GPUs of their own.*leave it out"
-    with pytest.raises(UsageError, match=told):
+    message = rf"{section}\.offload.*GPUs of their own.*leave it out"
+    with pytest.raises(UsageError, match=message):
         load_recipe(write(), (*flags, f"--{section}.offload", "sampling"))
 
 
@@ -626,7 +634,7 @@ def test_ranks_of_another_role_stay_where_they_are(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (
             ("--model.lora.rank", "4", "--model.lora.targets", '["q_proj", "experts"]'),
@@ -644,12 +652,12 @@ def test_ranks_of_another_role_stay_where_they_are(write: Write) -> None:
     ],
 )
 def test_what_does_not_go_with_shared_experts_is_named(
-    write: Write, flags: tuple[str, ...], told: str
+    write: Write, flags: tuple[str, ...], message: str
 ) -> None:
     sharing = (*RANKS, "--learner.expert_parallel", "2")
     require_runnable(load_recipe(write(), sharing))
     require_runnable(load_recipe(write(), (*sharing, "--learner.tensor_parallel", "2")))
-    with pytest.raises(UsageError, match=rf"learner\.expert_parallel.*{told}"):
+    with pytest.raises(UsageError, match=rf"learner\.expert_parallel.*{message}"):
         load_recipe(write(), (*sharing, *flags))
 
 
@@ -694,9 +702,9 @@ def test_a_critic_cannot_be_on_other_ranks_than_its_policy(write: Write) -> None
 
 
 def test_four_bits_are_not_divided_over_ranks(write: Write) -> None:
-    four = ("--model.quantize", "4bit", "--model.lora.rank", "4")
+    four_bit_flags = ("--model.quantize", "4bit", "--model.lora.rank", "4")
     with pytest.raises(UsageError, match=r"learner\.sharding.*cannot be divided"):
-        load_recipe(write(), (*RANKS, *four))
+        load_recipe(write(), (*RANKS, *four_bit_flags))
     with pytest.raises(UsageError, match=r"model\.compile.*see through"):
-        load_recipe(write(), (*four, "--model.compile", "true"))
-    load_recipe(write(), (*RANKS, *four, "--learner.sharding", "none"))
+        load_recipe(write(), (*four_bit_flags, "--model.compile", "true"))
+    load_recipe(write(), (*RANKS, *four_bit_flags, "--learner.sharding", "none"))

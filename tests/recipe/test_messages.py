@@ -61,14 +61,14 @@ def test_a_key_of_several_types_has_one_message_with_all_of_them(
     ],
 )
 def test_a_table_that_may_also_be_a_name_is_judged_as_what_it_is(value: Any, message: str) -> None:
-    told = refused(DPO, "algorithm", {"type": "dpo", "loss": value})
-    assert re.fullmatch(f"recipe: {message}", told)
+    error_message = refused(DPO, "algorithm", {"type": "dpo", "loss": value})
+    assert re.fullmatch(f"recipe: {message}", error_message)
 
 
 def test_a_value_within_a_list_of_several_types_is_named_by_its_place() -> None:
-    told = refused(RL, "rewards", [{"type": "math", "when": {"level": [{"a": 1}]}}])
+    message = refused(RL, "rewards", [{"type": "math", "when": {"level": [{"a": 1}]}}])
     wanted = "a valid string, a valid integer, a valid number or a valid boolean"
-    assert told == f"recipe: rewards.0.when.level.0 = {{'a': 1}}: input should be {wanted}"
+    assert message == f"recipe: rewards.0.when.level.0 = {{'a': 1}}: input should be {wanted}"
 
 
 @pytest.mark.parametrize(
@@ -88,30 +88,30 @@ def test_a_list_that_is_wrong_has_one_message_without_words_of_its_reader(
 
 
 def test_a_switch_is_shown_as_toml_writes_it() -> None:
-    told = refused(RL, "rollout.router_replay", True)
+    message = refused(RL, "rollout.router_replay", True)
     wanted = "input should be 'off', 'sampled' or 'old'"
-    assert told == f"recipe: rollout.router_replay = true: {wanted}"
+    assert message == f"recipe: rollout.router_replay = true: {wanted}"
 
 
 def test_a_key_of_another_algorithm_is_told_with_the_algorithms_that_have_it() -> None:
-    told = refused(RL, "algorithm", {"type": "rloo", "leave_one_out": False})
+    message = refused(RL, "algorithm", {"type": "rloo", "leave_one_out": False})
     start = "recipe: unknown key 'algorithm.leave_one_out': rloo does not have it; it is a key of "
-    assert told.startswith(start + "grpo, ")
-    assert "rloo" not in told.removeprefix(start)
+    assert message.startswith(start + "grpo, ")
+    assert "rloo" not in message.removeprefix(start)
 
 
 def test_a_setting_of_one_environment_beside_several_is_told_where_it_stands() -> None:
-    one = {"type": "tools", "name": "maths", "tools": ["calculator"]}
-    told = refused(RL, "environment", {"tools": ["calculator"], "sets": [one]})
+    tool_environment = {"type": "tools", "name": "maths", "tools": ["calculator"]}
+    message = refused(RL, "environment", {"tools": ["calculator"], "sets": [tool_environment]})
     where = "the settings of one type of environment stand in its own [[environment.sets]]"
-    assert told == f"recipe: unknown key 'environment.tools': {where}"
-    close = refused(RL, "environment", {"max_turn": 2, "sets": [one]})
+    assert message == f"recipe: unknown key 'environment.tools': {where}"
+    close = refused(RL, "environment", {"max_turn": 2, "sets": [tool_environment]})
     assert "did you mean 'environment.max_turns'?" in close
 
 
 def test_a_name_that_is_nearly_known_is_asked_for_in_a_sentence_of_its_own() -> None:
-    told = refused(RL, "environment", {"type": "toolz"})
-    assert "'toolz': did you mean 'tools'? Your own is 'package.module:Name'" in told
+    message = refused(RL, "environment", {"type": "toolz"})
+    assert "'toolz': did you mean 'tools'? Your own is 'package.module:Name'" in message
 
 
 def test_an_empty_path_of_a_model_is_no_name_for_the_hub() -> None:

@@ -18,7 +18,7 @@ Write = Callable[..., Path]
 
 
 def parsed(*words: str) -> list[tuple[KeyPath, Any]]:
-    return [(one.place, one.value) for one in parse_overrides(words)]
+    return [(override.place, override.value) for override in parse_overrides(words)]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_a_flag_sets_is_found_at_its_key(parts: list[str], value: int) -> N
 
 def test_a_flag_for_evaluation_reaches_the_set_of_a_resolved_recipe(write: Write) -> None:
     changed = with_overrides(load_recipe(write()), ["--eval.split", "dev", "--eval.limit", "3"])
-    assert [(one.path, one.split, one.limit) for one in changed.eval.sets] == [
+    assert [(eval_set.path, eval_set.split, eval_set.limit) for eval_set in changed.eval.sets] == [
         ("rows.jsonl", "dev", 3)
     ]
     assert load_recipe(write()).eval.sets[0].split == "test"
@@ -117,8 +117,13 @@ def test_a_flag_for_all_sets_of_a_resolved_recipe_reaches_each(write: Write) -> 
     )
     flags = ["--eval.limit", "7", "--eval.sets.1.split", "dev", "--data.max_len", "600"]
     changed = with_overrides(load_recipe(path), flags)
-    assert [(one.limit, one.split) for one in changed.eval.sets] == [(7, "train"), (7, "dev")]
-    assert [changed.data.max_len, *(one.max_len for one in changed.data.sets)] == [600] * 3
+    assert [(eval_set.limit, eval_set.split) for eval_set in changed.eval.sets] == [
+        (7, "train"),
+        (7, "dev"),
+    ]
+    assert [changed.data.max_len, *(data_set.max_len for data_set in changed.data.sets)] == [
+        600
+    ] * 3
     with pytest.raises(UsageError, match=r"--eval\.limit 0: eval\.sets\.1\.limit = 0"):
         with_overrides(load_recipe(path), ["--eval.limit", "0"])
 
@@ -127,7 +132,9 @@ def test_a_resolved_recipe_without_evaluation_is_given_one_by_flags(write: Write
     without = load_recipe(write(('[eval]\nsplit = "test"\nevery = 5\n', "")))
     assert without.eval.sets == ()
     changed = with_overrides(without, ["--eval.split", "test", "--eval.every", "2"])
-    assert [(one.path, one.split) for one in changed.eval.sets] == [("rows.jsonl", "test")]
+    assert [(eval_set.path, eval_set.split) for eval_set in changed.eval.sets] == [
+        ("rows.jsonl", "test")
+    ]
     with pytest.raises(UsageError, match=r"--eval\.limit 0: eval\.limit = 0"):
         with_overrides(without, ["--eval.limit", "0"])
 

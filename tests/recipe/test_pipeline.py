@@ -49,8 +49,10 @@ def test_flags_are_for_one_stage_for_all_or_for_the_pipeline(folder: Path) -> No
 
 
 def test_each_stage_has_a_mirror_of_its_own(folder: Path) -> None:
-    told = refused(folder, "--checkpoint.mirror", "s3://bucket/p/")
-    assert told.startswith("rl.toml: checkpoint.mirror = 's3://bucket/p' is the mirror of sft too")
+    message = refused(folder, "--checkpoint.mirror", "s3://bucket/p/")
+    assert message.startswith(
+        "rl.toml: checkpoint.mirror = 's3://bucket/p' is the mirror of sft too"
+    )
     pipeline = load_pipeline(folder, ["--sft.checkpoint.mirror", "s3://bucket/p"])
     assert [stage.recipe.checkpoint.mirror for stage in pipeline.stages] == ["s3://bucket/p", ""]
 
@@ -90,8 +92,8 @@ def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("", "utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pipeline.toml").write_text("", "utf-8")
-    told = "is a folder without pipeline.toml: name one of other, sft.toml"
-    assert refused(tmp_path).endswith(told)
+    message = "is a folder without pipeline.toml: name one of other, sft.toml"
+    assert refused(tmp_path).endswith(message)
     assert "no recipe at pipeline.toml" in refused(tmp_path / "nowhere")
 
 

@@ -25,7 +25,7 @@ def parse(cluster: dict[str, Any], base: dict[str, Any] = RL) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "told"),
+    ("cluster", "message"),
     [
         ({"policy": {"gpus": 3}}, r"cluster\.policy\.gpus: 3 beside learner\.ranks = 4"),
         ({"policy": {"machines": 3}}, r"cluster\.policy\.machines: learner\.ranks = 4 cannot"),
@@ -58,14 +58,14 @@ def parse(cluster: dict[str, Any], base: dict[str, Any] = RL) -> Any:
     ],
 )
 def test_an_impossible_placement_is_an_error_of_the_recipe(
-    cluster: dict[str, Any], told: str
+    cluster: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         parse(cluster, {**RL, "learner": {"ranks": 1 if cluster.get("type") == "local" else 4}})
 
 
 @pytest.mark.parametrize(
-    ("ranks", "policy", "workers", "told"),
+    ("ranks", "policy", "workers", "message"),
     [
         (4, {}, None, r"workers: 4 on the devices of 4 .*one on each 2 \(workers = 2\)$"),
         (4, {}, 3, r"workers: 3 on the devices of 4 ranks"),
@@ -79,12 +79,12 @@ def test_an_impossible_placement_is_an_error_of_the_recipe(
     ],
 )
 def test_engines_that_the_ranks_do_not_divide_into_are_an_error_of_the_recipe(
-    ranks: int, policy: dict[str, Any], workers: int | None, told: str
+    ranks: int, policy: dict[str, Any], workers: int | None, message: str
 ) -> None:
     table = {**RL, "learner": {"ranks": ranks}}
     vllm = {"type": "vllm", "vllm": {"tensor_parallel": 2}}
     cluster = {"policy": {"colocate": "rollout", **policy}, "rollout": {"workers": workers}}
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         parse(cluster, {**table, "rollout": vllm})
     fewer = {**cluster, "rollout": {"workers": 2}, "policy": {"colocate": "rollout"}}
     assert parse(fewer, {**table, "learner": {"ranks": 4}, "rollout": vllm}).cluster.engines(4) == 2
@@ -123,7 +123,7 @@ def test_a_run_may_start_with_some_of_its_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "told"),
+    ("cluster", "message"),
     [
         ({"reference": {"ranks": 2, "gpus": 3}}, r"reference\.gpus: 3 beside ranks = 2"),
         (
@@ -147,9 +147,9 @@ def test_a_run_may_start_with_some_of_its_engines() -> None:
     ],
 )
 def test_an_impossible_place_of_a_role_beside_the_policy_is_an_error_of_the_recipe(
-    cluster: dict[str, Any], told: str
+    cluster: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         parse(cluster, PPO)
 
 

@@ -63,10 +63,24 @@ def test_a_recipe_says_what_its_samples_are(
 
 def test_only_rl_learns_from_what_it_samples_and_at_its_temperature() -> None:
     others = [sft(), reward(), preference("dpo")]
-    assert [one.trains_on_rollouts for one in [rl(), *others]] == [True, False, False, False]
-    assert [one.logprob_temperature for one in [rl(), *others]] == [0.7, 1.0, 1.0, 1.0]
-    assert [one.sampled_tokens for one in [rl(), *others]] == [60, None, None, None]
-    assert [one.trained_role for one in others] == ["policy", "reward_model", "policy"]
+    assert [job_recipe.trains_on_rollouts for job_recipe in [rl(), *others]] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert [job_recipe.logprob_temperature for job_recipe in [rl(), *others]] == [
+        0.7,
+        1.0,
+        1.0,
+        1.0,
+    ]
+    assert [job_recipe.sampled_tokens for job_recipe in [rl(), *others]] == [60, None, None, None]
+    assert [job_recipe.trained_role for job_recipe in others] == [
+        "policy",
+        "reward_model",
+        "policy",
+    ]
 
 
 def test_an_sft_job_samples_answers_only_where_something_scores_them() -> None:

@@ -183,9 +183,9 @@ def test_what_is_wrong_is_named_with_its_place_and_the_way_out(
     path = write(text=text)
     with pytest.raises(UsageError) as error:
         load_recipe(path)
-    found = str(error.value).replace(f"{path.parent}/", "").splitlines()
-    assert len(found) == 1, found
-    assert expected in found[0]
+    error_lines = str(error.value).replace(f"{path.parent}/", "").splitlines()
+    assert len(error_lines) == 1, error_lines
+    assert expected in error_lines[0]
 
 
 def test_a_critic_takes_what_it_leaves_out_from_policy_and_reward_model(
@@ -228,13 +228,15 @@ def test_a_critic_that_says_how_its_rate_falls_does_not_take_over_the_other_way(
     write: Callable[..., Path],
 ) -> None:
     text = PPO + '\n[learner]\nschedule = "linear"\ndecay_ratio = 0.3\n[critic.learner]\n'
-    said = ("decay_updates = 3", 'schedule = "constant"', 'schedule = "cosine"')
+    decay_lines = ("decay_updates = 3", 'schedule = "constant"', 'schedule = "cosine"')
     decays = {
         line: load_recipe(write(text=text + line)).critic.learner  # pyright: ignore[reportAttributeAccessIssue]
-        for line in said
+        for line in decay_lines
     }
-    found = [(decays[line].decay_updates, decays[line].decay_ratio) for line in said]
-    assert found == [(3, 0.0), (0, 0.0), (0, 0.3)]
+    resolved_decays = [
+        (decays[line].decay_updates, decays[line].decay_ratio) for line in decay_lines
+    ]
+    assert resolved_decays == [(3, 0.0), (0, 0.0), (0, 0.3)]
 
 
 def test_four_bits_under_an_adapter_are_taken_over_by_a_critic(write: Callable[..., Path]) -> None:

@@ -66,9 +66,9 @@ def test_a_section_that_is_wrong_is_told_before_anything_runs(
     section: str, why: str, write: Write
 ) -> None:
     text = section if "[[rewards]]" in section else section + "\n" + REWARDS
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         load_recipe(write((REWARDS, text + "\n")))
-    assert why.split(": ", 1)[-1] in str(told.value)
+    assert why.split(": ", 1)[-1] in str(error.value)
 
 
 JUDGE = f'{REWARDS}[[rewards]]\ntype = "judge"\nmodel = "m"\n'
@@ -76,7 +76,7 @@ VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         (REWARDS.replace("gsm8k", "mine.py:score"),
          ":16: rewards.0.type: verifier 'mine.py:score' names a file: name its module, as "
@@ -98,10 +98,12 @@ VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
          "here vLLM's arguments have underscores: 'max_num_batched_tokens'"),
     ],
 )  # fmt: skip
-def test_a_common_slip_is_told_with_what_to_write(sections: str, told: str, write: Write) -> None:
+def test_a_common_slip_is_told_with_what_to_write(
+    sections: str, message: str, write: Write
+) -> None:
     with pytest.raises(UsageError) as refused:
         load_recipe(write((REWARDS, sections)))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_what_is_wrong_in_one_of_several_tables_is_told_with_the_line_of_its_key(
@@ -283,9 +285,9 @@ def test_what_is_wrong_with_several_environments_is_told_with_its_key(
     changes = [(REWARDS, f"{REWARDS}{section}\n")]
     if "left out" not in why:
         changes.append(BY_GAME)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         load_recipe(write(*changes))
-    assert why in str(told.value)
+    assert why in str(error.value)
 
 
 def rewards(*lines: str) -> str:
@@ -308,9 +310,9 @@ OVERLONG = 'type = "overlong"\nbuffer = 8'
     ],
 )  # fmt: skip
 def test_what_judges_answers_can_call_one_right(sections: str, why: str, write: Write) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         load_recipe(write((REWARDS, sections)))
-    assert why in str(told.value)
+    assert why in str(error.value)
 
 
 REMOTE = 'type = "remote"\nurl = "http://127.0.0.1:9"'

@@ -91,18 +91,18 @@ def test_lists_as_values_are_cut_at_the_right_commas(values: list[list[int]]) ->
 def test_what_is_wrong_is_told_before_anything_runs(
     words: list[str], flags: tuple[str, ...], message: str, write: Write
 ) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         swept(write(), *words, flags=flags)
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 def test_an_unknown_key_is_told_once_and_bad_values_each(write: Write) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         swept(write(), "learner.lrr=1,2,3")
-    assert len(str(told.value).splitlines()) == 1
-    with pytest.raises(UsageError) as told:
+    assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(UsageError) as error:
         swept(write(), "learner.lr=-1,-2,1e-3")
-    assert len(str(told.value).splitlines()) == 2
+    assert len(str(error.value).splitlines()) == 2
 
 
 def test_a_sweep_is_read_as_it_was_written(write: Write, tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make_scorer(own_modules: None) -> Iterator[Callable[..., Scorer]]:
     """make_scorer(*rewards, workers=1, waiting_workers=1, ...); closed when the test ends."""
-    made: list[Scorer] = []
+    scorers: list[Scorer] = []
     few = {"workers": 1, "waiting_workers": 1}
 
     def make(*rewards: RewardSettings, **scoring: Any) -> Scorer:
-        made.append(Scorer(rewards, ScoringSettings(**(few | scoring))))
-        return made[-1]
+        scorers.append(Scorer(rewards, ScoringSettings(**(few | scoring))))
+        return scorers[-1]
 
     yield make
-    for scorer in made:
+    for scorer in scorers:
         scorer.close()
 
 
@@ -74,8 +74,13 @@ def obeying() -> Callable[..., RewardSettings]:
     """obeying(**settings): the reward that does what a sample's text says, with short limits."""
 
     def make(**settings: Any) -> RewardSettings:
-        given = {"type": OBEY, "name": "obey", "cpu_seconds": 0.15, "wall_seconds": 5.0} | settings
-        return RewardSettings(**given)
+        options = {
+            "type": OBEY,
+            "name": "obey",
+            "cpu_seconds": 0.15,
+            "wall_seconds": 5.0,
+        } | settings
+        return RewardSettings(**options)
 
     return make
 

@@ -39,9 +39,9 @@ def _a_sandbox():
     choice.shared.cache_clear()
 
 
-def score(given, program, metadata=None, **settings):
+def score(expected, program, metadata=None, **settings):
     verifier = Code(whole_text=True, **settings)
-    answer = given if isinstance(given, str) else json.dumps(given)
+    answer = expected if isinstance(expected, str) else json.dumps(expected)
     return verifier.score(PromptView("?", answer, metadata or {}), RolloutView(program))
 
 
@@ -57,8 +57,8 @@ def test_the_program_is_the_last_block_that_is_python_or_has_no_label():
 
 @given(st.text(alphabet="`py\n 1", max_size=60))
 def test_a_block_is_found_in_any_text_without_an_error(text):
-    found = last_block(text)
-    assert found is None or found in text
+    block = last_block(text)
+    assert block is None or block in text
 
 
 @pytest.mark.parametrize("piece", ["a", " ", "\t", "`", "```a`", "``` "])

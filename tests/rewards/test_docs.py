@@ -29,7 +29,13 @@ def test_the_examples_of_rewards_are_rewards():
     rewards = [reward for text in tables for reward in tomllib.loads(text)["rewards"]]
     settings = [RewardSettings.model_validate_json(json.dumps(r), strict=True) for r in rewards]
     built = [build(reward) for reward in settings if ":" not in reward.type]
-    assert {type(one).__name__ for one in built} >= {"GSM8K", "Format", "Judge", "IFEval", "Code"}
+    assert {type(verifier).__name__ for verifier in built} >= {
+        "GSM8K",
+        "Format",
+        "Judge",
+        "IFEval",
+        "Code",
+    }
 
 
 def test_the_examples_of_own_verifiers_run():

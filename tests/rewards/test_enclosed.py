@@ -143,10 +143,10 @@ def test_workers_inherit_what_their_verifiers_name_and_no_other_key(monkeypatch)
         monkeypatch.setenv(name, "sesame")
     monkeypatch.setenv("HTTPS_PROXY", "http://user:word@proxy")
     judge = RewardSettings(type="judge", api_key_env="JUDGE_KEY")
-    own = RewardSettings(type="mine:score", env=("MY_DATA",))
+    named_reward = RewardSettings(type="mine:score", env=("MY_DATA",))
     assert environment([judge], sandboxed=False)["JUDGE_KEY"] == "sesame"
-    assert environment([own], sandboxed=False)["MY_DATA"] == "sesame"
-    for rewards in ([judge], [own], []):
+    assert environment([named_reward], sandboxed=False)["MY_DATA"] == "sesame"
+    for rewards in ([judge], [named_reward], []):
         assert not {"WANDB_API_KEY", "HF_TOKEN"} & environment(rewards, sandboxed=False).keys()
     assert "HTTPS_PROXY" in environment([judge], sandboxed=False)
     assert "HTTPS_PROXY" not in environment([], sandboxed=True)

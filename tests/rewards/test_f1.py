@@ -35,9 +35,9 @@ def test_f1_is_that_of_squad(answer, reference, wanted):
 
 
 @given(st.text("ab the,", max_size=12), st.text("ab the,", max_size=12))
-def test_f1_is_symmetric_within_bounds_and_one_for_equal_bags(one, two):
-    assert 0.0 <= f1(one, two) == f1(two, one) <= 1.0
-    assert (f1(one, two) == 1.0) == (sorted(words(one)) == sorted(words(two)))
+def test_f1_is_symmetric_within_bounds_and_one_for_equal_bags(first, second):
+    assert 0.0 <= f1(first, second) == f1(second, first) <= 1.0
+    assert (f1(first, second) == 1.0) == (sorted(words(first)) == sorted(words(second)))
 
 
 def test_the_best_of_several_references_counts():

@@ -98,13 +98,13 @@ def test_a_verifier_that_hangs_on_every_call_ends_the_run_after_a_few(
         )
         return scorer.score([(make_prompt(n), make_rollouts(t, n)) for n, t in enumerate(texts)])
 
-    told = "score of 'obey' has answered none of its first 8 calls: the last one {}"
-    slept = told.format("lasted more than 0.1 s of wall-clock time, twice")
+    pattern = "score of 'obey' has answered none of its first 8 calls: the last one {}"
+    slept = pattern.format("lasted more than 0.1 s of wall-clock time, twice")
     with pytest.raises(
         ScoresMissing, match=slept + "; one is for row 1[01] of set.* or raise its wall_seconds"
     ):
         score([["sleep"] * 5, ["sleep"] * 5, ["1"]])
-    spun = told.format("used more than 0.05 s of CPU time")
+    spun = pattern.format("used more than 0.05 s of CPU time")
     with pytest.raises(ScoresMissing, match=spun + ".* or raise its cpu_seconds"):
         score([["spin"] * 5, ["spin"] * 5], cpu_seconds=0.05, wall_seconds=5.0)
     assert len(score([["sleep"] * 9])[0].failures) == 9  # of one row
@@ -166,14 +166,14 @@ def test_what_a_verifier_prints_or_reads_does_not_reach_the_protocol(score):
 @pytest.mark.slow
 def test_the_same_group_fails_the_same_way_with_any_number_of_workers(score):
     texts = ["1", "crash", "raise", "4", "print and crash", "nan", "7", "8"]
-    one, three = score(*texts), score(*texts, workers=3)
-    assert one.failures == three.failures
-    assert one.total.tobytes() == three.total.tobytes()
-    assert math.isnan(one.total[1])
+    serial, parallel = score(*texts), score(*texts, workers=3)
+    assert serial.failures == parallel.failures
+    assert serial.total.tobytes() == parallel.total.tobytes()
+    assert math.isnan(serial.total[1])
 
 
 @pytest.mark.parametrize(
-    ("policy", "given", "deeds"),
+    ("policy", "failed_score", "deeds"),
     [
         ("drop_sample", math.nan, ["nan", "string", "list", "none", "crash", "sleep"]),
         ("drop_group", math.nan, ["nan", "string"]),
@@ -181,16 +181,16 @@ def test_the_same_group_fails_the_same_way_with_any_number_of_workers(score):
     ],
 )
 def test_a_hostile_verifier_is_recorded_by_policy_and_never_a_silent_zero(
-    score, policy, given, deeds
+    score, policy, failed_score, deeds
 ):
     settings = {"on_failure": policy, "failure_score": -7.0, "wall_seconds": 0.5}
     group = score("1", *deeds, "0", **settings)
     wanted = {"crash": "crash", "sleep": "wall_clock"}
     assert causes(group) == [(i, wanted.get(deed, "error")) for i, deed in enumerate(deeds, 1)]
     n, well = len(deeds), math.nan if policy == "drop_group" else 1.0
-    np.testing.assert_array_equal(group.total, [well, *[given] * n, well - 1.0])
+    np.testing.assert_array_equal(group.total, [well, *[failed_score] * n, well - 1.0])
     np.testing.assert_array_equal(group.rewards["obey"], [1.0, *[math.nan] * n, 0.0])
-    assert group.kept.tolist() == [not math.isnan(one) for one in group.total]
+    assert group.kept.tolist() == [not math.isnan(score) for score in group.total]
 
 
 def test_closing_leaves_no_process_behind(make_scorer, make_prompt, make_rollouts, obeying):

@@ -12,7 +12,7 @@ from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
 
 def rewards(*every: dict[str, Any]) -> list[RewardSettings]:
-    return [RewardSettings(**one) for one in every]
+    return [RewardSettings(**reward) for reward in every]
 
 
 def test_each_worker_imports_what_the_verifiers_of_its_lane_do() -> None:

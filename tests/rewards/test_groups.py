@@ -180,13 +180,13 @@ def test_scores_of_groups_do_not_depend_on_the_number_of_workers(
         (make_prompt(t), make_rollouts([str(t * s % 7) for s in range(5)] if t % 9 else ["x"], t))
         for t in range(40)
     ]
-    one, three = (
+    serial, parallel = (
         make_scorer(grouping("spread"), GSM8K, workers=workers).score(pairs) for workers in (1, 3)
     )
-    for alone, among in zip(one, three, strict=True):
+    for alone, among in zip(serial, parallel, strict=True):
         assert alone.total.tobytes() == among.total.tobytes()
         assert alone.failures == among.failures
-    assert [len(group.failures) for group in one].count(1) == 5
+    assert [len(group.failures) for group in serial].count(1) == 5
 
 
 def test_only_a_second_parameter_called_rollouts_makes_a_verifier_of_groups(importable):

@@ -30,9 +30,11 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    one = Clock()
-    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=one.sleep, monotonic=one.monotonic))
-    return one
+    fake_clock = Clock()
+    monkeypatch.setattr(
+        http, "time", SimpleNamespace(sleep=fake_clock.sleep, monotonic=fake_clock.monotonic)
+    )
+    return fake_clock
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def serving():
 
 
 def answering(raw=b"1", **more):
-    return lambda what, times: Answer(raw=raw, **more)
+    return lambda request_text, times: Answer(raw=raw, **more)
 
 
 def number(reply):
@@ -54,30 +56,30 @@ def number(reply):
 
 
 def servers(*urls, breaker=None, **settings):
-    given = {"key": None, "timeout": 5.0, "retries": 3, "backoff": 0.0} | settings
-    return Servers(tuple(urls), breaker=breaker or Breaker(100, 30.0), **given)
+    options = {"key": None, "timeout": 5.0, "retries": 3, "backoff": 0.0} | settings
+    return Servers(tuple(urls), breaker=breaker or Breaker(100, 30.0), **options)
 
 
-def ask(one, text="x"):
-    return one.ask("/score", {"text": text}, number)
+def ask(pool, text="x"):
+    return pool.ask("/score", {"text": text}, number)
 
 
-def error_of(one, text="x"):
+def error_of(pool, text="x"):
     with pytest.raises(ServerError) as error:
-        ask(one, text)
+        ask(pool, text)
     return str(error.value)
 
 
 def test_servers_share_the_work_and_the_same_request_goes_to_the_same_one(serving):
     both = [serving(answering()), serving(answering())]
-    one = servers(both[0].url, both[1].url)
+    pool = servers(both[0].url, both[1].url)
     for i in range(40):
-        assert ask(one, str(i)) == 1
+        assert ask(pool, str(i)) == 1
     counts = [len(server.requests) for server in both]
     assert sum(counts) == 40
     assert min(counts) >= 8
-    ask(one, "7")
-    ask(one, "7")
+    ask(pool, "7")
+    ask(pool, "7")
     again = [[body["text"] for _, _, body in s.requests].count("7") for s in both]
     assert sorted(again) == [0, 3]
 
@@ -85,8 +87,8 @@ def test_servers_share_the_work_and_the_same_request_goes_to_the_same_one(servin
 def test_a_server_that_is_down_or_talks_nonsense_is_passed_over_without_a_wait(serving, clock):
     good, mad = serving(answering()), serving(answering(b"?"))
     refusing = serving(answering(b"no", status=401))
-    one = servers(DOWN, mad.url, refusing.url, good.url)
-    assert [ask(one, str(i)) for i in range(20)] == [1] * 20
+    pool = servers(DOWN, mad.url, refusing.url, good.url)
+    assert [ask(pool, str(i)) for i in range(20)] == [1] * 20
     assert clock.waits == []
     assert len(good.requests) == 20
 
@@ -128,38 +130,38 @@ def test_a_server_that_is_slower_than_the_deadline_is_an_error(serving):
 
 def test_a_server_that_fails_in_a_row_is_left_alone_for_a_while(serving, clock):
     state = {"status": 500}
-    ill = serving(lambda what, times: Answer(raw=b"1", status=state["status"]))
-    one = servers(ill.url, retries=0, breaker=Breaker(3, 30.0))
+    ill = serving(lambda request_text, times: Answer(raw=b"1", status=state["status"]))
+    pool = servers(ill.url, retries=0, breaker=Breaker(3, 30.0))
     for _ in range(3):
-        assert "HTTP 500" in error_of(one)
-    text = error_of(one)
+        assert "HTTP 500" in error_of(pool)
+    text = error_of(pool)
     assert text == (
         f"{ill.url} is left alone for another 30 s: 3 tries in a row failed, the last with "
         "HTTP 500 Internal Server Error: 1"
     )
     assert len(ill.requests) == 3
     clock.now += 31
-    assert "HTTP 500" in error_of(one)  # one try is let through, and fails
-    assert "is left alone" in error_of(one)
+    assert "HTTP 500" in error_of(pool)  # one try is let through, and fails
+    assert "is left alone" in error_of(pool)
     assert len(ill.requests) == 4
     clock.now += 31
     state["status"] = 200
-    assert ask(one) == 1
+    assert ask(pool) == 1
     state["status"] = 500
     for _ in range(3):  # it begins to count anew
-        assert "HTTP 500" in error_of(one)
+        assert "HTTP 500" in error_of(pool)
 
 
 def test_a_request_under_way_goes_on_with_its_tries(serving, clock):
     """A short outage is what retries are for: the breaker spares only later requests."""
-    ill = serving(lambda what, times: Answer(raw=b"1", status=500 if times < 4 else 200))
+    ill = serving(lambda request_text, times: Answer(raw=b"1", status=500 if times < 4 else 200))
     assert ask(servers(ill.url, retries=4, breaker=Breaker(2, 30.0))) == 1
 
 
 def test_a_server_that_answers_again_is_asked_by_the_next_request(serving, clock):
-    ill = serving(lambda what, times: Answer(raw=b"1", status=500 if times < 4 else 200))
-    one = servers(ill.url, retries=4, breaker=Breaker(2, 30.0))
-    assert [ask(one), ask(one)] == [1, 1]  # the breaker had opened during the first
+    ill = serving(lambda request_text, times: Answer(raw=b"1", status=500 if times < 4 else 200))
+    pool = servers(ill.url, retries=4, breaker=Breaker(2, 30.0))
+    assert [ask(pool), ask(pool)] == [1, 1]  # the breaker had opened during the first
 
 
 def test_a_server_that_is_not_there_is_tried_until_the_deadline(clock):
@@ -186,8 +188,8 @@ def test_tries_that_reach_a_server_count_beside_those_that_reach_none(serving, c
 
 def test_a_server_that_is_left_alone_is_not_asked_while_others_work(serving, clock):
     ill, good = serving(answering(status=500)), serving(answering())
-    one = servers(ill.url, good.url, breaker=Breaker(2, 1000.0))
-    assert [ask(one, str(i)) for i in range(30)] == [1] * 30
+    pool = servers(ill.url, good.url, breaker=Breaker(2, 1000.0))
+    assert [ask(pool, str(i)) for i in range(30)] == [1] * 30
     assert len(ill.requests) == 2
 
 
@@ -203,12 +205,12 @@ def test_a_server_that_is_left_alone_is_not_asked_while_others_work(serving, clo
     ],
 )
 def test_what_a_server_is_not_to_blame_for_is_not_counted_against_it(serving, clock, answer):
-    well = serving(lambda what, times: Answer(**answer))
+    well = serving(lambda request_text, times: Answer(**answer))
     breaker = Breaker(1, 1000.0)
     final = frozenset({"not_finite"})
-    one = servers(well.url, retries=2, breaker=breaker, final_codes=final)
+    pool = servers(well.url, retries=2, breaker=breaker, final_codes=final)
     for _ in range(3):
-        assert f"HTTP {answer['status']}" in error_of(one)
+        assert f"HTTP {answer['status']}" in error_of(pool)
     busy = answer["status"] in (429, 503)
     assert len(well.requests) == (9 if busy else 3)  # what the request is to blame for is final
 
@@ -216,9 +218,9 @@ def test_what_a_server_is_not_to_blame_for_is_not_counted_against_it(serving, cl
 @pytest.mark.parametrize("raw", [b"?", b"", b"\xff"])
 def test_nonsense_counts_against_a_server(serving, clock, raw):
     mad = serving(answering(raw))
-    one = servers(mad.url, breaker=Breaker(1, 1000.0))
-    assert error_of(one) == "no number"
-    assert "is left alone" in error_of(one)
+    pool = servers(mad.url, breaker=Breaker(1, 1000.0))
+    assert error_of(pool) == "no number"
+    assert "is left alone" in error_of(pool)
 
 
 def test_the_key_is_told_to_nobody(serving):

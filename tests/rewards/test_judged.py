@@ -32,8 +32,10 @@ def hostile():
     with chat_server(script) as server:
 
         def reward(**settings):
-            given = {"timeout": 1.0, "retries": 1, "backoff": 0.01, "model": "m"}
-            return RewardSettings(**({"type": "judge", "base_url": server.url} | given | settings))
+            options = {"timeout": 1.0, "retries": 1, "backoff": 0.01, "model": "m"}
+            return RewardSettings(
+                **({"type": "judge", "base_url": server.url} | options | settings)
+            )
 
         yield reward, server
 

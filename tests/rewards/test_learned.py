@@ -27,9 +27,11 @@ class FakeLearned:
     def score(self, sequences, images):
         if self.error is not None:
             raise self.error
-        self.calls.append([one.tolist() for one in sequences])
+        self.calls.append([token_ids.tolist() for token_ids in sequences])
         self.shown.append(list(images))
-        return np.array([self.values.get(int(one[-1]), float(one[-1])) for one in sequences])
+        return np.array(
+            [self.values.get(int(token_ids[-1]), float(token_ids[-1])) for token_ids in sequences]
+        )
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def ending(make_rollouts):
         samples = make_rollouts(["#### 7"] * len(tokens))
         return [
             replace(
-                one,
+                sample,
                 turns=(turn("policy", 7, 8), turn("environment", 9), turn("policy", last)),
             )
-            for one, last in zip(samples, tokens, strict=True)
+            for sample, last in zip(samples, tokens, strict=True)
         ]
 
     return make
@@ -54,9 +56,11 @@ def turn(author, *ids):
 
 
 def scorer_of(learned, *rewards, **settings):
-    own = RewardSettings(type="reward_model", **settings)
+    learned_reward = RewardSettings(type="reward_model", **settings)
     return Scorer(
-        [own, *rewards], ScoringSettings(workers=1), learned={own.name or own.type: learned}
+        [learned_reward, *rewards],
+        ScoringSettings(workers=1),
+        learned={learned_reward.name or learned_reward.type: learned},
     )
 
 
@@ -86,8 +90,8 @@ def test_it_sees_the_images_of_replies(make_prompt, ending, tmp_path):
         prompt = make_prompt()
         image = PlacedImage(image_store().add(picture(1, 8, 8)), np.array([0]))
         (sample,) = ending(3)
-        said, reply, last = sample.turns
-        shown = replace(sample, turns=(said, replace(reply, images=(image,)), last))
+        first_turn, reply, last = sample.turns
+        shown = replace(sample, turns=(first_turn, replace(reply, images=(image,)), last))
         scorer.score([(prompt, [shown])])
     ((seen,),) = learned.shown[0]
     assert (seen.digest, seen.at.tolist()) == (image.digest, [len(prompt.token_ids) + 2])
@@ -117,9 +121,9 @@ def test_it_goes_by_dataset_and_column(make_prompt, ending):
     gsm8k = RewardSettings(type="gsm8k")
     with scorer_of(learned, gsm8k, when={"kind": "chat"}) as scorer:
         pairs = [(make_prompt(0, kind="sum"), ending(3)), (make_prompt(1, kind="chat"), ending(3))]
-        one, two = scorer.score(pairs)
-    assert set(one.rewards) == {"gsm8k"}
-    assert set(two.rewards) == {"gsm8k", "reward_model"}
+        first, second = scorer.score(pairs)
+    assert set(first.rewards) == {"gsm8k"}
+    assert set(second.rewards) == {"gsm8k", "reward_model"}
     assert len(learned.calls) == 1
 
 
@@ -200,8 +204,8 @@ def test_settings_of_workers_are_refused(key, value):
 
 
 def test_a_recipe_that_was_written_down_says_every_default(make_prompt, ending):
-    given = RewardSettings(type="reward_model").model_dump(mode="json", exclude={"type"})
-    with scorer_of(FakeLearned(), **given) as scorer:
+    dumped = RewardSettings(type="reward_model").model_dump(mode="json", exclude={"type"})
+    with scorer_of(FakeLearned(), **dumped) as scorer:
         assert scorer.score([(make_prompt(), ending(3))])[0].total.tolist() == [3.0]
 
 

@@ -21,14 +21,14 @@ def sample(tokens, finish_reason="stop"):
     ("tokens", "wanted"), [(0, 0.0), (75, 0.0), (76, -0.08), (90, -1.2), (100, -2.0), (101, -2.0)]
 )
 def test_overlong_falls_in_a_line_over_the_buffer(tokens, wanted):
-    one = Overlong(max_new_tokens=100, buffer=25, factor=2.0)
-    assert one.score(PROMPT, sample(tokens)) == pytest.approx(wanted, abs=1e-15)
+    overlong = Overlong(max_new_tokens=100, buffer=25, factor=2.0)
+    assert overlong.score(PROMPT, sample(tokens)) == pytest.approx(wanted, abs=1e-15)
 
 
 def test_overlong_counts_the_longest_turn():
-    one = Overlong(max_new_tokens=10, buffer=4)
-    assert one.score(PROMPT, RolloutView("", "stop", 18, 0, (6, 6, 6))) == 0.0
-    assert one.score(PROMPT, RolloutView("", "stop", 15, 0, (2, 9, 4))) == -0.75
+    overlong = Overlong(max_new_tokens=10, buffer=4)
+    assert overlong.score(PROMPT, RolloutView("", "stop", 18, 0, (6, 6, 6))) == 0.0
+    assert overlong.score(PROMPT, RolloutView("", "stop", 15, 0, (2, 9, 4))) == -0.75
 
 
 def test_overlong_needs_to_know_the_limit():
@@ -39,11 +39,11 @@ def test_overlong_needs_to_know_the_limit():
 
 
 def test_a_sample_that_the_limit_cut_off_is_penalised():
-    one = StopProperly(penalty=-0.5)
-    assert one.score(PROMPT, sample(5)).value == 0.0
-    cut = one.score(PROMPT, sample(5, "length"))
+    stop_properly = StopProperly(penalty=-0.5)
+    assert stop_properly.score(PROMPT, sample(5)).value == 0.0
+    cut = stop_properly.score(PROMPT, sample(5, "length"))
     assert (cut.value, cut.detail) == (-0.5, {"finish_reason": "length"})
-    assert one.score(PROMPT, sample(5, "dead_end")).value == -0.5
+    assert stop_properly.score(PROMPT, sample(5, "dead_end")).value == -0.5
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_sample_that_the_limit_cut_off_is_penalised():
     [(90, 0.0), (110, 0.0), (120, -0.1), (80, -0.1), (150, -0.4), (0, -0.5), (5000, -0.5)],
 )
 def test_target_length_falls_on_both_sides_of_its_tolerance(tokens, wanted):
-    one = TargetLength(target=100, tolerance=10, per_token=0.01, least=-0.5)
-    assert one.score(PROMPT, sample(tokens)) == pytest.approx(wanted)
+    target_length = TargetLength(target=100, tolerance=10, per_token=0.01, least=-0.5)
+    assert target_length.score(PROMPT, sample(tokens)) == pytest.approx(wanted)
 
 
 @given(st.integers(0, 300), st.integers(1, 200), st.integers(1, 200), st.floats(0.01, 10))
 def test_overlong_is_within_bounds_and_never_rises_with_length(tokens, limit, buffer, factor):
-    one = Overlong(max_new_tokens=max(limit, buffer), buffer=buffer, factor=factor)
-    here, next_one = (one.score(PROMPT, sample(n)) for n in (tokens, tokens + 1))
+    overlong = Overlong(max_new_tokens=max(limit, buffer), buffer=buffer, factor=factor)
+    here, next_one = (overlong.score(PROMPT, sample(n)) for n in (tokens, tokens + 1))
     assert -factor <= next_one <= here <= 0.0
 
 

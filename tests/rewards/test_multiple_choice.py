@@ -75,8 +75,8 @@ def test_b_is_read(text):
     ],
 )
 def test_nothing_is_read_where_no_option_is_named(text):
-    found = score(text)
-    assert (found.value, found.detail) == (0.0, {"answer": None})
+    scored = score(text)
+    assert (scored.value, scored.detail) == (0.0, {"answer": None})
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_nothing_is_read_where_no_option_is_named(text):
 )
 def test_a_sample_that_names_several_options_scores_0_and_says_so(text, several):
     for answer in "ABC":
-        found = score(text, answer)
-        assert (found.value, found.detail) == (0.0, {"answer": None, "ambiguous": several})
+        scored = score(text, answer)
+        assert (scored.value, scored.detail) == (0.0, {"answer": None, "ambiguous": several})
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_the_answer_is_read_whatever_comes_before_it(label, form):
 
 
 @pytest.mark.parametrize(
-    "one", ["\\boxed{", "<answer>", "answer is ", "answer", "(", " ", "{}", "B or ", "A, "]
+    "repeated", ["\\boxed{", "<answer>", "answer is ", "answer", "(", " ", "{}", "B or ", "A, "]
 )
-def test_long_runs_of_one_thing_take_no_quadratic_time(one):
-    assert score(one * 20_000).value == 0.0
+def test_long_runs_of_one_thing_take_no_quadratic_time(repeated):
+    assert score(repeated * 20_000).value == 0.0
 
 
 def test_a_long_list_of_labels_in_one_place_takes_no_quadratic_time():

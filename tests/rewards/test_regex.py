@@ -10,8 +10,8 @@ def score(text, **settings):
 
 
 def test_a_match_anywhere_scores_one_and_is_noted():
-    found = score("so x = 42.", pattern=r"x = \d+")
-    assert (found.value, found.detail) == (1.0, {"match": "x = 42"})
+    scored = score("so x = 42.", pattern=r"x = \d+")
+    assert (scored.value, scored.detail) == (1.0, {"match": "x = 42"})
     missing = score("so y", pattern=r"x = \d+")
     assert (missing.value, missing.detail) == (0.0, {"match": None})
 

@@ -60,8 +60,8 @@ def test_what_is_sent_is_the_recipes_choice():
             ({"text": "Q: {question} A: {response} ({answer})"}, "Q: Why? A: So. (because)"),
             ({"text": "{response}"}, "So."),
         ):
-            one = Remote(url=server.url, **settings)
-            assert one.score(PROMPT, RolloutView("So.")).value == score_of(ids_of(text))
+            remote = Remote(url=server.url, **settings)
+            assert remote.score(PROMPT, RolloutView("So.")).value == score_of(ids_of(text))
     with pytest.raises(UsageError, match=r"leave out /score"):
         Remote(url="http://127.0.0.1:8000/score")
     evil = Remote(url="http://x", text="{question}|{response}")
@@ -97,8 +97,8 @@ def test_inputs_on_which_the_model_fails_are_recorded_and_never_zeros(
         asked = server.metric("request_seconds_count")
     a, b = score_of(ids_of("a")), score_of(ids_of("b"))
     np.testing.assert_array_equal(group.total, [a, np.nan, np.nan, b] * 3)
-    assert [one.sample for one in group.failures] == [1, 2, 5, 6, 9, 10]
-    assert {one.cause for one in group.failures} == {"error"}
+    assert [failure.sample for failure in group.failures] == [1, 2, 5, 6, 9, 10]
+    assert {failure.cause for failure in group.failures} == {"error"}
     assert "inputs.0: the model's score is nan" in group.failures[0].message
     assert "inputs.0: the model failed: RuntimeError" in group.failures[1].message
     assert asked == len(texts)  # neither is tried again, and the server is not to blame
@@ -111,8 +111,8 @@ GOOD = {"scores": [1.5], "model": "m1", "mean": None, "std": None}
 def hostile():
     """A server that has model m1 and answers as the sample's text says."""
 
-    def script(what, times):
-        said = {
+    def script(request_text, times):
+        replies = {
             "/v1/info": GOOD,
             "good": GOOD,
             "two": GOOD | {"scores": [1.0, 2.0]},
@@ -127,8 +127,8 @@ def hostile():
             "other": GOOD | {"model": "m2"},
             "nameless": {"scores": [1.5]},
         }
-        if what in said:
-            return Answer(raw=json.dumps(said[what]).encode())
+        if request_text in replies:
+            return Answer(raw=json.dumps(replies[request_text]).encode())
         return {
             "html": Answer(raw=b"<html>"),
             "deep": Answer(raw=b"[" * 100_000),
@@ -139,7 +139,7 @@ def hostile():
             "broken": Answer(status=500, raw=b"out of memory"),
             "moved": Answer(status=307, headers={"Location": "http://127.0.0.1:9/"}),
             "busy": Answer(raw=json.dumps(GOOD).encode()) if times else Answer(status=503),
-        }[what]
+        }[request_text]
 
     with chat_server(script) as server:
         yield server
@@ -177,7 +177,7 @@ def test_whatever_a_hostile_server_does_is_a_recorded_failure_with_its_cause(
     scorer = make_scorer(settings, waiting_workers=4)
     (group,) = scorer.score([(make_prompt(), make_rollouts(texts))])
     np.testing.assert_array_equal(group.total, [1.5, 1.5, *[np.nan] * len(CAUSES), 1.5])
-    assert [one.sample for one in group.failures] == list(range(2, 2 + len(CAUSES)))
+    assert [failure.sample for failure in group.failures] == list(range(2, 2 + len(CAUSES)))
     for failure, wanted in zip(group.failures, CAUSES.values(), strict=True):
         assert failure.cause == "error"
         assert wanted in failure.message
@@ -214,10 +214,10 @@ def test_the_start_waits_for_a_server_that_comes_later_and_says_so(
     reports: list[tuple[str, int, int | None]] = []
     with ExitStack() as stack:
 
-        def start_at_the_first_report(*told):
+        def start_at_the_first_report(*text):
             if not reports:
                 stack.enter_context(reward_server(port=port))
-            reports.append(told)
+            reports.append(text)
 
         with reported_to(start_at_the_first_report):
             scorer = make_scorer(reward(url=f"http://127.0.0.1:{port}", deadline=60.0))
@@ -254,7 +254,7 @@ def test_a_server_that_goes_down_fails_samples_and_the_step(
         scorer.require_scored(groups)
     assert np.isnan(groups[0].total).all()
     messages = [failure.message for failure in groups[0].failures]
-    assert sum("is left alone for another" in one for one in messages) >= 10
+    assert sum("is left alone for another" in message for message in messages) >= 10
 
 
 def test_another_model_than_at_the_start_of_the_run_fails(make_scorer, make_prompt, make_rollouts):
@@ -347,14 +347,14 @@ def test_a_reply_whose_headers_never_end_is_a_wall_clock_failure(
             open_ones = []
             while not stopped.wait(0.05):
                 try:
-                    one, _ = listening.accept()
-                    one.sendall(b"HTTP/1.1 200 OK\r\n")
-                    open_ones.append(one)
+                    connection, _ = listening.accept()
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                    open_ones.append(connection)
                 except TimeoutError:
                     pass
-                for one in open_ones:
+                for connection in open_ones:
                     with suppress(OSError):
-                        one.sendall(b"X: y\r\n")
+                        connection.sendall(b"X: y\r\n")
 
         thread = threading.Thread(target=drip)
         thread.start()
@@ -391,9 +391,9 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 
 
 def test_text_with_an_answer_needs_one():
-    one = Remote(url="http://a", text="{answer} {response}")
-    assert one.check(PromptView("q", None)) is not None
-    assert one.check(PromptView("q", "a")) is None
+    remote = Remote(url="http://a", text="{answer} {response}")
+    assert remote.check(PromptView("q", None)) is not None
+    assert remote.check(PromptView("q", "a")) is None
     assert Remote(url="http://a").check(PromptView("q", None)) is None
 
 
@@ -402,7 +402,7 @@ def test_a_score_may_last_as_long_as_its_deadline():
 
 
 def test_a_reply_that_names_no_model_is_no_start():
-    with chat_server(lambda what, times: Answer(raw=b'{"name": "x"}')) as server:
+    with chat_server(lambda request_text, times: Answer(raw=b'{"name": "x"}')) as server:
         with pytest.raises(RunError, match="the reply names no model"):
             Remote(url=server.url).at_start()
         with pytest.raises(ServerError):

@@ -150,18 +150,18 @@ def test_rewards_go_by_dataset_and_column(make_scorer, make_prompt, make_rollout
     sums, words = make_prompt(0, "7", kind="sum"), make_prompt(1, "x", kind="word")
     assert scorer.check([sums, words]) == []  # gsm8k could not read "x"
     texts = ["#### 7", "x"]
-    one, two = scorer.score([(sums, make_rollouts(texts)), (words, make_rollouts(texts, 1))])
-    assert {name: values.tolist() for name, values in one.rewards.items()} == {
+    first, second = scorer.score([(sums, make_rollouts(texts)), (words, make_rollouts(texts, 1))])
+    assert {name: values.tolist() for name, values in first.rewards.items()} == {
         "gsm8k": [1.0, 0.0],
         "regex": [0.0, 1.0],
     }
-    assert {name: values.tolist() for name, values in two.rewards.items()} == {
+    assert {name: values.tolist() for name, values in second.rewards.items()} == {
         "exact_match": [0.0, 1.0],
         "regex": [0.0, 1.0],
     }
-    assert (one.total.tolist(), two.total.tolist()) == ([1.0, 0.5], [0.0, 1.5])
-    assert one.failures == two.failures == ()
-    assert one.kept.all()
+    assert (first.total.tolist(), second.total.tolist()) == ([1.0, 0.5], [0.0, 1.5])
+    assert first.failures == second.failures == ()
+    assert first.kept.all()
 
 
 def test_a_row_to_which_no_reward_applies_is_refused_by_name(
@@ -237,7 +237,7 @@ def test_an_environment_alone_scores_without_any_worker(make_prompt, make_rollou
 def test_an_environments_rewards_come_after_those_of_verifiers(make_prompt, make_rollouts):
     rollouts = make_rollouts(["#### 7", "#### 8"])
     earned = {"turn_rewards": np.array([0, 0, 0, 4], np.float32)}
-    rollouts = [replace(one, columns=earned) for one in rollouts]
+    rollouts = [replace(rollout, columns=earned) for rollout in rollouts]
     with Scorer((GSM8K,), ScoringSettings(workers=1), played(-0.25)) as scorer:
         (group,) = scorer.score([(make_prompt(), rollouts)])
     assert list(group.rewards) == scorer.names == ["gsm8k", "environment"]
@@ -245,8 +245,8 @@ def test_an_environments_rewards_come_after_those_of_verifiers(make_prompt, make
 
 
 def test_verifiers_read_the_last_of_several_turns(make_scorer, make_prompt, make_rollouts):
-    whole = "#### 8 user: is it? assistant: #### 7"
-    right, wrong = make_rollouts([whole, whole])
+    transcript = "#### 8 user: is it? assistant: #### 7"
+    right, wrong = make_rollouts([transcript, transcript])
     rollouts = [replace(right, answer="#### 7"), replace(wrong, answer="it is")]
     (group,) = make_scorer(GSM8K).score([(make_prompt(), rollouts)])
     assert group.total.tolist() == [1.0, 0.0]
@@ -282,7 +282,8 @@ def test_a_sample_whose_environment_failed_has_no_reward_and_no_verifier_reads_i
 
 def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prompt, make_rollouts):
     failed = [
-        replace(one, failure=EpisodeFailure("crash", "it fell")) for one in make_rollouts(["a"])
+        replace(rollout, failure=EpisodeFailure("crash", "it fell"))
+        for rollout in make_rollouts(["a"])
     ]
     stops = Scorer((), ScoringSettings(), played(1.0, "stop_run"))
     with stops, pytest.raises(RunError, match=r"'environment' is stop_run.*crash: it fell"):

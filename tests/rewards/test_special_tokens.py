@@ -54,9 +54,9 @@ def read(own_modules, make_prompt):
 
 
 def test_special_tokens_are_in_the_text_as_sampled_where_a_component_asks_for_them(read):
-    whole = "<think>hm</think>42<|end|>", "<think>4</think>2<|end|>", "42"
+    sampled_texts = "<think>hm</think>42<|end|>", "<think>4</think>2<|end|>", "42"
     every = read(plain={}, whole={"special_tokens": True})
-    assert every == {"plain": ["hm42", "42", "42"], "whole": [*whole]}
+    assert every == {"plain": ["hm42", "42", "42"], "whole": [*sampled_texts]}
 
 
 def test_what_comes_after_a_special_token_is_read_alone(read):
@@ -71,6 +71,6 @@ def test_a_verifier_of_groups_reads_them_too(read):
 
 
 def test_a_scorer_without_a_tokenizer_refuses_them():
-    whole = RewardSettings(type="gsm8k", special_tokens=True)
+    reward = RewardSettings(type="gsm8k", special_tokens=True)
     with pytest.raises(UsageError, match="'gsm8k' has special_tokens = true, and this scorer has"):
-        Scorer([whole], ScoringSettings())
+        Scorer([reward], ScoringSettings())

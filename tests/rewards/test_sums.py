@@ -43,9 +43,9 @@ def test_mistakes_are_as_frequent_as_stated_and_labelled() -> None:
     assert rows == list(steps(2000, 7, slip=0.2, stop=0.1))
     assert all(judged(terms_of({"question": r["prompt"]}), r["completions"]) == r["labels"]
                for r in rows)  # fmt: skip
-    whole = [r for r in rows if len(r["completions"]) == r["prompt"].count("+")]
-    lines = [label for r in whole for label in r["labels"]]
-    assert len(whole) / len(rows) == pytest.approx(0.9, abs=0.03)
+    complete_rows = [r for r in rows if len(r["completions"]) == r["prompt"].count("+")]
+    lines = [label for r in complete_rows for label in r["labels"]]
+    assert len(complete_rows) / len(rows) == pytest.approx(0.9, abs=0.03)
     assert sum(lines) / len(lines) == pytest.approx(0.8, abs=0.02)
     assert all(all(r["labels"]) for r in steps(50, 7, slip=0.0, stop=0.0))
 

@@ -71,10 +71,10 @@ def test_neither_the_workers_nor_the_learners_pace_changes_what_is_drawn(
 def test_a_run_that_is_resumed_after_any_steps_draws_the_same_samples(
     shape: Any, order: int, resumed_after: set[int]
 ) -> None:
-    whole = Life(**shape, thread=Inline())
+    uninterrupted = Life(**shape, thread=Inline())
     pieces = Life(**shape, thread=Inline(), order=random.Random(order))
     for step in range(STEPS):
-        assert seen(whole) == seen(pieces)
+        assert seen(uninterrupted) == seen(pieces)
         if step in resumed_after:
             pieces.start()
 

@@ -71,10 +71,10 @@ def test_moved_together_all_weights_are_one_piece_of_memory_and_none_is_joined_a
     places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
     assert len({p.untyped_storage().data_ptr() for p in lm.parameters()}) == 1
     assert {place % ALIGNED for place in places.values()} == {0}
-    found = logits(decoder_of(lm), [prompt(0, 7)])
+    actual = logits(decoder_of(lm), [prompt(0, 7)])
     assert {name: parameter.data_ptr() for name, parameter in lm.named_parameters()} == places
     assert all(torch.equal(tensor, before[name]) for name, tensor in lm.state_dict().items())
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", LAYERED)
@@ -92,8 +92,8 @@ def test_biases_of_every_projection_count(model, prompt):
     for layer in lm.model.layers:
         for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
             module.bias = nn.Parameter(torch.randn(module.out_features) * 0.2)
-    found = logits(decoder_of(lm), [prompt(0, 9)])
-    torch.testing.assert_close(found, logits(ModuleDecoder(lm), [prompt(0, 9)]), atol=2e-5, rtol=0)
+    actual = logits(decoder_of(lm), [prompt(0, 9)])
+    torch.testing.assert_close(actual, logits(ModuleDecoder(lm), [prompt(0, 9)]), atol=2e-5, rtol=0)
 
 
 def test_weights_that_are_copied_in_are_used_by_every_decoder_of_the_model(model, prompt):
@@ -125,9 +125,9 @@ def test_the_engine_samples_the_same_tokens_through_both(
 
     fast = sampled()
     monkeypatch.setattr(engine_module, "decoder_of", ModuleDecoder)
-    for one, other in zip(fast, sampled(), strict=True):
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+    for completion, other in zip(fast, sampled(), strict=True):
+        assert completion.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(completion.logprobs, other.logprobs, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -157,9 +157,9 @@ def test_rows_that_end_at_any_length_are_decoded_in_few_shapes(
     assert {rows for rows, _, _ in shapes} == {1, 2, 4, 8, 16, 32, 40}
     assert {old for _, old, _ in shapes} == {16}
     assert {new for _, _, new in shapes} == {16, 32, 48}
-    for one, other in zip(alone, together, strict=True):
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+    for completion, other in zip(alone, together, strict=True):
+        assert completion.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(completion.logprobs, other.logprobs, atol=2e-5)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -167,6 +167,6 @@ def test_a_product_is_that_of_float64(with_bias):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(5, 33), torch.randn(70, 33), torch.randn(70)
     with torch.inference_mode():
-        found = project(x, in_order(weight), bias if with_bias else None)
+        product = project(x, in_order(weight), bias if with_bias else None)
     expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(product.double(), expected, atol=1e-5, rtol=0.0)

@@ -150,7 +150,7 @@ def group_of(rewards: dict[str, list[float]], kept: list[bool] | None = None) ->
     turn = Turn("policy", np.array([1], np.int32), np.zeros(1, np.float32))
     rollouts = tuple(Rollout(0, i, (turn,), "stop", ((0, 1),), "") for i in range(n))
     columns = {name: np.array(values) for name, values in rewards.items()}
-    total = np.sum([np.nan_to_num(one, nan=0.5) for one in columns.values()], axis=0)
+    total = np.sum([np.nan_to_num(rewards, nan=0.5) for rewards in columns.values()], axis=0)
     prompt = Prompt(0, np.array([1], np.int32), "q", "a", "rows", 0)
     return ScoredGroup(prompt, rollouts, columns, total, np.array(kept or [True] * n))
 
@@ -161,8 +161,8 @@ def test_samples_that_the_component_failed_on_do_not_say_that_a_group_differs() 
     some = group_of({"math": [1.0, 1.0, math.nan], "format": [0.0, 1.0, 0.0]})
     assert judged_scores(some, None).tolist() == [1.0, 1.0]
     assert reason_to_filter(some, settings, None) == "equal"
-    one = group_of({"math": [1.0, math.nan, math.nan]})
-    assert reason_to_filter(one, settings, "math") == "failed"
+    failed_group = group_of({"math": [1.0, math.nan, math.nan]})
+    assert reason_to_filter(failed_group, settings, "math") == "failed"
     dropped = group_of({"math": [1.0, 0.0, 0.0]}, kept=[False, True, True])
     assert reason_to_filter(dropped, settings, "math") == "equal"
 
@@ -190,7 +190,7 @@ def test_one_sample_a_prompt_is_never_an_equal_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "told"),
+    ("rollout", "message"),
     [
         ({"keep_above": 0.1}, "set dynamic_sampling = true"),
         ({"filter_on": "gsm8k"}, "filter_on is read by dynamic sampling and by a curriculum"),
@@ -204,8 +204,8 @@ def test_one_sample_a_prompt_is_never_an_equal_group() -> None:
         ),
     ],
 )
-def test_ranges_that_make_no_sense_are_refused(rollout: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_ranges_that_make_no_sense_are_refused(rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         RolloutSettings.model_validate(rollout)
 
 

@@ -190,8 +190,8 @@ def test_a_replay_says_where_it_does_otherwise(thread: ThreadPoolExecutor, recor
         first.next()
     lines = [dict(line) for line in first.schedule]
     replay = free({**shape, "lengths": 6}, thread, 0, recorded=recorded(lines))
-    what = r"rollout worker \d wrote \d+ tokens in \d+ decode steps of"
-    with pytest.raises(RunError, match=what):
+    pattern = r"rollout worker \d wrote \d+ tokens in \d+ decode steps of"
+    with pytest.raises(RunError, match=pattern):
         in_steps(replay, 3)
     short = free(shape, thread, 0, recorded=recorded(lines[:1]))
     short.next()

@@ -35,7 +35,7 @@ class Dice:
     begins = False
 
     def __init__(self, first: int, goes_on: bool = True) -> None:
-        self.said, self.goes_on = first, goes_on
+        self.drawn, self.goes_on = first, goes_on
         self.resumed: list[tuple[int, list[int]]] = []
 
     def reset(self, prompt: Prompt, sample: int) -> "Dice":
@@ -48,18 +48,18 @@ class Dice:
         opening: Observation | None,
         recorded: Sequence[tuple[Completion, Observation]],
     ) -> "Dice | None":
-        self.resumed.append((sample, [int(said.token_ids[0]) for _, said in recorded]))
+        self.resumed.append((sample, [int(reply.token_ids[0]) for _, reply in recorded]))
         return self if self.goes_on else None
 
     def step(self, response: Completion) -> Step:
-        self.said += 1
+        self.drawn += 1
         failure = None
         if response.sample == 2:
             failure = EpisodeFailure("crash", "it fell")
-        told = np.array([self.said], np.int32)
+        reply_ids = np.array([self.drawn], np.int32)
         over = response.turn == 2 or failure is not None
-        said = Observation(told, over, 0.5, {"turns": 1.0}, failure)
-        return Step(done(said), lambda ended: ended)
+        observation = Observation(reply_ids, over, 0.5, {"turns": 1.0}, failure)
+        return Step(done(observation), lambda ended: ended)
 
     def close(self) -> None:
         """Keeps nothing of an episode."""
@@ -90,7 +90,7 @@ def test_recorded_replies_are_taken_and_the_environment_is_not_stepped():
     arrays = to_arrays(before, {0: 0})
     other = Dice(500)
     group, redrawn = back(arrays, other)
-    assert (other.said, redrawn) == (500, 0)
+    assert (other.drawn, redrawn) == (500, 0)
     assert other.resumed == [(0, [11])]
     assert group.left == before[0].left == 2
     for now, then in zip(group.samples, before[0].samples, strict=True):
@@ -205,9 +205,9 @@ def test_of_several_environments_only_those_that_are_not_deterministic_have_thei
     sure, dice = Sure(30), Dice(500)
     spec, again = groups_of(sure, dice)
     back_again, redrawn = to_groups(arrays, lambda t: again[t].prompt, spec, Words())
-    told = [group.samples[0].observations[0].token_ids.tolist() for group in back_again]
-    assert (told, redrawn) == ([[31], [21], [32]], 0)
-    assert (sure.said, dice.said, dice.resumed) == (32, 500, [(0, [21])])
+    replies = [group.samples[0].observations[0].token_ids.tolist() for group in back_again]
+    assert (replies, redrawn) == ([[31], [21], [32]], 0)
+    assert (sure.drawn, dice.drawn, dice.resumed) == (32, 500, [(0, [21])])
 
 
 def with_experts(group: OpenGroup) -> None:

@@ -33,7 +33,7 @@ def group_of(rollouts, **changes):
 
 
 def two_samples():
-    one = Rollout(7, 0, (policy_turn([5, 6], [-0.1, -2.5]),), "stop", ((3, 2),), "two")
+    first = Rollout(7, 0, (policy_turn([5, 6], [-0.1, -2.5]),), "stop", ((3, 2),), "two")
     more = Rollout(
         7,
         1,
@@ -49,7 +49,7 @@ def two_samples():
         "c",
         {"turns": 2.0, "calls": 1.0},
     )
-    return group_of([one, more])
+    return group_of([first, more])
 
 
 def with_images():
@@ -114,13 +114,13 @@ def test_details_stand_where_a_verifier_noted_something_and_older_lines_have_non
 
 
 def test_columns_of_the_learner_are_cut_to_the_turns():
-    known = {
+    learner_columns = {
         "learner_logprobs": [-0.25, 0.0, 0.0, -0.75],
         "advantages": [-0.5, 0.0, 0.0, -1.5],
         "mask": [1, 0, 0, 1],
     }
-    bare, line = group_to_json(two_samples(), step=0, decode=str, columns=[{}, known])
-    assert not known.keys() & (bare.keys() | bare["turns"][0].keys())
+    bare, line = group_to_json(two_samples(), step=0, decode=str, columns=[{}, learner_columns])
+    assert not learner_columns.keys() & (bare.keys() | bare["turns"][0].keys())
     assert [t["learner_logprobs"] for t in line["turns"]] == [[-0.25], [0.0, 0.0], [-0.75]]
     assert line["advantages"] == [-0.5, 0.0, 0.0, -1.5]
     assert line["mask"] == [1, 0, 0, 1]
@@ -150,8 +150,8 @@ def test_decimals_name_float32_values_exactly(values):
 
 def test_usual_values_have_nine_digits_at_most():
     values = (-np.random.default_rng(0).exponential(1.0, 10_000)).astype(np.float32)
-    digits = [repr(one).partition("e")[0].strip("-0").replace(".", "").lstrip("0")
-              for one in nine_digits(values).tolist()]  # fmt: skip
+    digits = [repr(number).partition("e")[0].strip("-0").replace(".", "").lstrip("0")
+              for number in nine_digits(values).tolist()]  # fmt: skip
     assert max(map(len, digits)) == 9
 
 
@@ -188,9 +188,9 @@ def test_images_of_a_turn_come_back_among_its_tokens():
     image = PlacedImage("cd" * 32, np.array([1, 2]), (1, 2))
     silent = np.zeros(4, np.float32)
     shown = Turn("environment", np.array([8, 9, 9, 8], np.int32), silent, images=(image,))
-    said = policy_turn([5, 6], [-0.1, -2.5])
+    text_turn = policy_turn([5, 6], [-0.1, -2.5])
     group = with_images()
-    rollout = Rollout(7, 0, (said, shown, said), "stop", ((3, 4),), "two")
+    rollout = Rollout(7, 0, (text_turn, shown, text_turn), "stop", ((3, 4),), "two")
     lines = lines_of(replace(group, rollouts=(rollout, *group.rollouts[1:])))
     assert [turn.get("images", []) for turn in lines[0]["turns"]] == [
         [], [{"sha256": "cd" * 32, "runs": [[1, 2]], "grid": [1, 2], "mutual": False}], [],

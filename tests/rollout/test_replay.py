@@ -23,8 +23,8 @@ def group(ticket, samples=2):
         )
         for i in range(samples)
     )  # fmt: skip
-    ones = np.ones(samples)
-    return ScoredGroup(prompt, rollouts, {"r": ones}, ones, ones.astype(bool))
+    rewards = np.ones(samples)
+    return ScoredGroup(prompt, rollouts, {"r": rewards}, rewards, rewards.astype(bool))
 
 
 @pytest.fixture

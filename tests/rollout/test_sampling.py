@@ -47,8 +47,8 @@ class Replies:
 
     def step(self, response: Completion) -> Step:
         last = response.turn + 1 == self.turns
-        told = np.array([5 + response.turn], np.int32)
-        reply = Observation(told, last, reward=1.0, counts={"turns": 1.0})
+        reply_ids = np.array([5 + response.turn], np.int32)
+        reply = Observation(reply_ids, last, reward=1.0, counts={"turns": 1.0})
         return Step(self.begin(response, reply), lambda ended: ended)
 
     def close(self) -> None:
@@ -307,9 +307,9 @@ def test_a_queue_far_longer_than_the_engine_has_rows_ends_in_order_with_the_same
 
 def test_what_a_step_waits_for_is_told_by_ticket() -> None:
     """Five groups of two samples, of 1 and 3 tokens; with four rows two groups are decoded."""
-    told: list[str] = []
+    reports: list[str] = []
     engine = Ticking(
-        lambda ticket, sample, turn: 1 + 2 * sample, rest=lambda: told.append(sampler.awaited())
+        lambda ticket, sample, turn: 1 + 2 * sample, rest=lambda: reports.append(sampler.awaited())
     )
     spec = SamplingSpec(2, SAMPLING, 0)
     sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
@@ -317,6 +317,6 @@ def test_what_a_step_waits_for_is_told_by_ticket() -> None:
     sampler.start([Numbers(5).draw(ticket, 0) for ticket in range(5)])
     sampler.finish(range(5))
     first = [f"ticket {ticket} (samples 2 being written)" for ticket in range(3)]
-    assert told[0] == f"{', '.join(first)} and 2 more"
-    assert told[1].startswith("ticket 0 (samples 1 being written), ticket 1 (samples 1 being")
+    assert reports[0] == f"{', '.join(first)} and 2 more"
+    assert reports[1].startswith("ticket 0 (samples 1 being written), ticket 1 (samples 1 being")
     assert sampler.awaited() == ""

@@ -76,14 +76,14 @@ TWICE = Environments({None: AskTwice()})
 
 
 def live(engine, tokenizer, scorer=None, n=3, **changes):
-    given = {
+    options = {
         "seed": 3,
         "prompts_per_step": 4,
         "samples_per_prompt": n,
         "sampling": RolloutSettings(max_new_tokens=6),
         "tokenizer": tokenizer,
     }
-    return LiveSource(engine, Prompts(), scorer or LengthScorer(), **(given | changes))
+    return LiveSource(engine, Prompts(), scorer or LengthScorer(), **(options | changes))
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_a_step_takes_the_first_open_tickets_and_settles_them(engine, tokenizer)
 
 
 def test_groups_do_not_depend_on_when_scores_arrive_or_on_steps_before(engine, tokenizer):
-    one = live(engine, tokenizer).next(0, Cursor(), {})
-    first, cursor = one.groups, one.cursor
+    batch = live(engine, tokenizer).next(0, Cursor(), {})
+    first, cursor = batch.groups, batch.cursor
     second = live(engine, tokenizer).next(1, cursor, {}).groups
     for late in (2, 100):
         source = live(engine, tokenizer, LengthScorer(late))
@@ -119,8 +119,8 @@ def test_groups_do_not_depend_on_when_scores_arrive_or_on_steps_before(engine, t
 
 def test_groups_do_not_depend_on_the_number_of_slots(model, tokenizer, engine):
     narrow = LocalEngine(model("qwen3"), tokenizer, slots=2, cache_tokens=2 * 48)
-    one = live(engine, tokenizer).next(0, Cursor(), {}).groups
-    assert signature(one) == signature(live(narrow, tokenizer).next(0, Cursor(), {}).groups)
+    step_groups = live(engine, tokenizer).next(0, Cursor(), {}).groups
+    assert signature(step_groups) == signature(live(narrow, tokenizer).next(0, Cursor(), {}).groups)
 
 
 def test_a_single_turn_is_the_completion_itself(engine, tokenizer):
@@ -158,10 +158,10 @@ def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
     groups = live(engine, tokenizer, environments=TWICE).next(0, Cursor(), {}).groups
     batch = RolloutBatch.of(groups)
     rows = list(batch.sequences.tokens)
-    for i, (ids, found) in enumerate(zip(rows, engine.logprobs(rows, 1.0), strict=True)):
+    for i, (ids, rescored) in enumerate(zip(rows, engine.logprobs(rows, 1.0), strict=True)):
         mask = batch.sequences.loss_mask.row(i)
         assert len(ids) == len(mask)
-        np.testing.assert_allclose(batch.sampled_logprobs.row(i)[mask], found[mask], atol=1e-4)
+        np.testing.assert_allclose(batch.sampled_logprobs.row(i)[mask], rescored[mask], atol=1e-4)
 
 
 def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
@@ -191,7 +191,7 @@ def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, t
         ]
         same = [*rows, rows[0]]  # an agent that took the same way twice
         tree = grow(same, min_shared=1)
-        parts = [same[one.owner][one.begin : one.end] for one in tree.segments]
+        parts = [same[segment.owner][segment.begin : segment.end] for segment in tree.segments]
         spelled = [np.concatenate([parts[i] for i in path]) for path in tree.paths]
         assert all(np.array_equal(a, b) for a, b in zip(spelled, same, strict=True))
         assert tree.paths[-1] == tree.paths[0]

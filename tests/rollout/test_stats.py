@@ -47,10 +47,10 @@ def test_a_process_is_busy_while_it_has_samples_open(at: Callable[[float], None]
     sums.begin(0, samples=1, prompt_tokens=1)
     at(9.0)
     sums.end(0, response_tokens=3)
-    whole, first, second = (named(row) for row in sums.rows())
-    assert (whole["busy_seconds"], first["busy_seconds"], second["busy_seconds"]) == (6.0, 4.0, 4.0)
-    assert (whole["requests"], first["requests"], second["requests"]) == (3, 3, 0)
-    assert (whole["prompt_tokens"], whole["response_tokens"]) == (13, 16)
+    total, first, second = (named(row) for row in sums.rows())
+    assert (total["busy_seconds"], first["busy_seconds"], second["busy_seconds"]) == (6.0, 4.0, 4.0)
+    assert (total["requests"], first["requests"], second["requests"]) == (3, 3, 0)
+    assert (total["prompt_tokens"], total["response_tokens"]) == (13, 16)
     assert (second["prompt_tokens"], second["response_tokens"]) == (5, 0)
 
 
@@ -111,9 +111,9 @@ def test_what_the_first_said_is_taken_where_all_agree_up_to_rounding() -> None:
 
 @pytest.mark.parametrize("other", [-1.01, float("nan")])
 def test_an_engine_that_lies_too_far_off_or_nowhere_is_named(other: float) -> None:
-    found = [logprobs([-1.0]), logprobs([-1.0]), logprobs([other])]
+    engine_logprobs = [logprobs([-1.0]), logprobs([-1.0]), logprobs([other])]
     with pytest.raises(RunError, match=r"^engine 2 does not have the weights of engine 0"):
-        agreed(found, "float32", "engine")
+        agreed(engine_logprobs, "float32", "engine")
 
 
 def test_bfloat16_may_round_by_more() -> None:

@@ -57,11 +57,11 @@ def test_chat_eval_and_export_take_it_as_they_take_the_merged_model(
     name = "model.layers.0.self_attn.q_proj.weight"
     assert (ours[name] - base[name]).abs().max() > 1e-3
     ids = [load(str(merged), None, "float32", 64).tokenizer("abc")["input_ids"]]
-    said = [
+    logprobs_of_both = [
         load(str(path), None, "float32", 64).engine.logprobs(ids, 1.0)[0]
         for path in (adapter, merged)
     ]
-    np.testing.assert_allclose(*said, atol=1e-5)
+    np.testing.assert_allclose(*logprobs_of_both, atol=1e-5)
     recipe = make_recipe("sft")
     results = [evaluate(recipe, str(path), console) for path in (adapter, merged)]
     assert results[0]["accuracy"] == results[1]["accuracy"]
@@ -79,14 +79,16 @@ def test_training_goes_on_from_the_merged_weights(
     lora: Any, adapter: Path, make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
     """Whole or under a fresh adapter, to what a run from the merged model comes to."""
-    found: list[dict[str, torch.Tensor]] = []
+    exported: list[dict[str, torch.Tensor]] = []
     for path in (adapter, tmp_path / "merged"):
         model = {"path": str(path), "init": None, "lora": lora}
         recipe = make_recipe("sft", f"from-{path.name}", model=model, steps=2)
         train(recipe, console)
-        found.append(weights(export(Path(recipe.run_dir), "latest", tmp_path / f"to-{path.name}")))
-    for name, weight in found[0].items():
-        torch.testing.assert_close(weight, found[1][name], atol=2e-3, rtol=1e-3)
+        exported.append(
+            weights(export(Path(recipe.run_dir), "latest", tmp_path / f"to-{path.name}"))
+        )
+    for name, weight in exported[0].items():
+        torch.testing.assert_close(weight, exported[1][name], atol=2e-3, rtol=1e-3)
     if lora is not None:
         with pytest.raises(UsageError, match="an adapter alone would need a base that no file has"):
             export(tmp_path / "from-adapter", "latest", tmp_path / "no", adapter=True)
@@ -133,7 +135,7 @@ def test_the_reference_is_the_merged_start(
 
 
 def add_one(file: Path) -> None:
-    save_file({name: one + 1 for name, one in load_file(file).items()}, file)
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
 
 
 @pytest.mark.slow
@@ -184,8 +186,8 @@ def test_a_plan_and_a_dry_run_look_at_adapter_and_base(
     (tmp_path / "base").rename(tmp_path / "moved")
     for command in (["plan"], ["train"]):
         assert main([*command, str(recipe)]) == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"base_model_name_or_path is {tmp_path}/base, and no model is there" in said
+        stderr = " ".join(capsys.readouterr().err.split())
+        assert f"base_model_name_or_path is {tmp_path}/base, and no model is there" in stderr
 
 
 @pytest.mark.slow
@@ -209,8 +211,8 @@ def test_a_reward_model_s_adapter_is_served(
     merged = export(Path(recipe.run_dir), "latest", tmp_path / "merged")
     adapter = export(Path(recipe.run_dir), "latest", tmp_path / "adapter", adapter=True)
     sequences = [np.array(ids, np.int32) for ids in ([5, 6, 7], [9, 8])]
-    alone, whole = (load_reward_model(path, "float32", 64) for path in (adapter, merged))
-    np.testing.assert_allclose(alone.score(sequences), whole.score(sequences), atol=1e-5)
-    assert alone.hash != whole.hash
-    assert whole.mean is not None
+    alone, merged_model = (load_reward_model(path, "float32", 64) for path in (adapter, merged))
+    np.testing.assert_allclose(alone.score(sequences), merged_model.score(sequences), atol=1e-5)
+    assert alone.hash != merged_model.hash
+    assert merged_model.mean is not None
     assert alone.mean is None  # the scale is not in an adapter's files

@@ -27,8 +27,8 @@ Ids = list[int]
 
 
 def of_transformers(tokenizer: Any, messages: list[dict[str, str]], generation: bool) -> Ids:
-    found = tokenizer.apply_chat_template(messages, add_generation_prompt=generation)
-    return list(found["input_ids"])
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=generation)
+    return list(rendered["input_ids"])
 
 
 def up_to_end(tokenizer: Any, messages: list[dict[str, str]]) -> Ids:
@@ -82,8 +82,8 @@ def of_serve_reward(tokenizer: Any, folder: Path) -> list[tuple[Ids, Ids]]:
     inputs = [{"messages": [USER, GOOD]}, {"text": text}]
     request = parse(json.dumps({"inputs": inputs}).encode(), ServerLimits())
     (ids, read), _ = Encoder(tokenizer, 200).encode(request.inputs, RequestImages(None))
-    whole = of_transformers(tokenizer, [USER, GOOD], False)
-    return [(ids.tolist(), up_to_end(tokenizer, [USER, GOOD])), (read.tolist(), whole)]
+    full_ids = of_transformers(tokenizer, [USER, GOOD], False)
+    return [(ids.tolist(), up_to_end(tokenizer, [USER, GOOD])), (read.tolist(), full_ids)]
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["template with begin", "template without"])

@@ -31,13 +31,17 @@ def test_results_older_than_their_checkpoint_are_shown_with_their_step(
     rewards = {line["step"]: line["reward"] for line in lines(run / "eval.jsonl")}
     with (run / "eval.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 2, "rew')  # a kill tears a line
-    found = checkpoints(run, Console("plain"))
-    assert [(one["step"], one["evaluated_at"]) for one in found] == [(1, 0), (2, 2), (3, 3)]
-    for one in found:
-        assert one["evaluations"]["eval/reward"] == rewards[one["evaluated_at"]]
+    listed = checkpoints(run, Console("plain"))
+    assert [(checkpoint["step"], checkpoint["evaluated_at"]) for checkpoint in listed] == [
+        (1, 0),
+        (2, 2),
+        (3, 3),
+    ]
+    for checkpoint in listed:
+        assert checkpoint["evaluations"]["eval/reward"] == rewards[checkpoint["evaluated_at"]]
     shown = capsys.readouterr().out
     assert shown.count("of step") == 1
-    weights = Path(found[1]["path"]) / "policy.weights.safetensors"
+    weights = Path(listed[1]["path"]) / "policy.weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     damaged = checkpoints(run, Console("quiet"))[1]
     assert (damaged["evaluations"], damaged["evaluated_at"]) == ({}, None)
@@ -66,8 +70,12 @@ def test_checkpoints_that_are_never_removed_are_marked(
     recipe = make_recipe("sft", eval={}, checkpoint=saves, steps=5)
     train(recipe, console)
     capsys.readouterr()
-    found = checkpoints(Path(recipe.run_dir), Console("plain"))
-    assert [(one["step"], one["kept"]) for one in found] == [(2, True), (4, True), (5, False)]
+    listed = checkpoints(Path(recipe.run_dir), Console("plain"))
+    assert [(checkpoint["step"], checkpoint["kept"]) for checkpoint in listed] == [
+        (2, True),
+        (4, True),
+        (5, False),
+    ]
     shown = capsys.readouterr().out
     assert shown.count("complete, kept") == 2
     assert "complete, latest" in shown

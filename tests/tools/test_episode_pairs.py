@@ -75,8 +75,8 @@ def played(tokenizer: Any, texts: list[str]) -> tuple[list[tuple[list[int], bool
     for number, text in enumerate(texts):
         ids = tokenizer(text + tokenizer.eos_token)["input_ids"]
         logprobs, written = np.zeros(len(ids), np.float32), ((0, len(ids)),)
-        told = np.array(ids, np.int32), logprobs, "stop", written, text
-        seen = episode.step(Completion(0, 0, number, *told)).result()
+        fields = np.array(ids, np.int32), logprobs, "stop", written, text
+        seen = episode.step(Completion(0, 0, number, *fields)).result()
         turns += [(ids, True), (seen.token_ids.tolist(), False)]
     (held,) = records[0, 0].conversations
     return turns, (held.messages, list(held.tools))
@@ -100,9 +100,9 @@ def test_each_side_of_a_pair_is_what_the_policy_read_and_wrote_and_learns_its_tu
         (good, pair.chosen, pair.chosen_mask),
         (bad, pair.rejected, pair.rejected_mask),
     ):
-        whole = [(tokenizer(prompt)["input_ids"], False), *turns]
-        assert ids.tolist() == [token for tokens, _ in whole for token in tokens]
-        assert mask.tolist() == [own for tokens, own in whole for _ in tokens]
+        pieces = [(tokenizer(prompt)["input_ids"], False), *turns]
+        assert ids.tolist() == [token for tokens, _ in pieces for token in tokens]
+        assert mask.tolist() == [is_own for tokens, is_own in pieces for _ in tokens]
 
 
 def test_two_episodes_may_part_where_the_environment_replies(tmp_path: Path) -> None:

@@ -49,16 +49,18 @@ def test_an_exported_model_gets_the_numbers_of_its_runs_last_evaluation(
     train(recipe, console)
     to = str(export(Path(recipe.run_dir), "latest", tmp_path / "exported"))
     (line,) = lines(Path(recipe.run_dir) / "eval.jsonl")
-    (found,) = evaluate(recipe, to, console)["sets"]
-    assert found["rows"] == line["rows"] == 8
+    (eval_result,) = evaluate(recipe, to, console)["sets"]
+    assert eval_result["rows"] == line["rows"] == 8
     for name in NUMBERS:
-        assert found[name] == pytest.approx(line[name], abs=1e-5)
+        assert eval_result[name] == pytest.approx(line[name], abs=1e-5)
     assert abs(line["margin"]) > 1e-3
     run = Path(recipe.run_dir)
     for checkpoint in (run, run / "checkpoints" / "step-000004"):
         report = evaluate(recipe, str(checkpoint), console)
         assert report["model"] == str(checkpoint)
-        assert [report["sets"][0][name] for name in NUMBERS] == [found[name] for name in NUMBERS]
+        assert [report["sets"][0][name] for name in NUMBERS] == [
+            eval_result[name] for name in NUMBERS
+        ]
         assert "sources" not in report
     other = run / "checkpoints" / "newest"
     other.mkdir()
@@ -85,25 +87,25 @@ def test_a_policy_scores_beta_times_what_it_moved_from_the_reference(
     make_recipe: Any, console: Console, models: Any, held: str
 ) -> None:
     recipe = make_recipe("preference", model={"path": models(1), "init": None}, eval={"path": held})
-    (found,) = evaluate(recipe, models(2), console)["sets"]
-    one, _ = by_plain_transformers(models(2), recipe)
-    two, _ = by_plain_transformers(models(1), recipe)
-    scores = recipe.algorithm.beta * (np.array(one) - np.array(two))
-    assert found["reward_mean"] == pytest.approx(scores.mean(), abs=1e-4)
-    assert found["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-4)
-    assert found["accuracy"] == pytest.approx((scores[0::2] > scores[1::2]).mean())
+    (eval_result,) = evaluate(recipe, models(2), console)["sets"]
+    policy_sums, _ = by_plain_transformers(models(2), recipe)
+    reference_sums, _ = by_plain_transformers(models(1), recipe)
+    scores = recipe.algorithm.beta * (np.array(policy_sums) - np.array(reference_sums))
+    assert eval_result["reward_mean"] == pytest.approx(scores.mean(), abs=1e-4)
+    assert eval_result["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-4)
+    assert eval_result["accuracy"] == pytest.approx((scores[0::2] > scores[1::2]).mean())
 
 
 def test_without_a_reference_simpo_scores_beta_times_the_mean_logprob_of_an_answer(
     make_recipe: Any, console: Console, models: Any, held: str
 ) -> None:
-    own = {"model": {"path": models(1), "init": None}, "algorithm": {"type": "simpo"}}
-    recipe = make_recipe("preference", **own, eval={"path": held})
-    (found,) = evaluate(recipe, models(2), console)["sets"]
+    sections = {"model": {"path": models(1), "init": None}, "algorithm": {"type": "simpo"}}
+    recipe = make_recipe("preference", **sections, eval={"path": held})
+    (eval_result,) = evaluate(recipe, models(2), console)["sets"]
     sums, counts = by_plain_transformers(models(2), recipe)
     scores = recipe.algorithm.beta * np.array(sums) / np.array(counts)
-    assert found["reward_mean"] == pytest.approx(scores.mean(), abs=1e-5)
-    assert found["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-5)
+    assert eval_result["reward_mean"] == pytest.approx(scores.mean(), abs=1e-5)
+    assert eval_result["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-5)
 
 
 def test_two_models_are_compared_on_the_same_pairs(
@@ -121,13 +123,13 @@ def test_a_comparison_with_the_reference_warns_that_all_of_its_pairs_are_ties(
     make_recipe: Any, models: Any, held: str
 ) -> None:
     recipe = make_recipe("preference", model={"path": models(1), "init": None}, eval={"path": held})
-    told = io.StringIO()
-    report = evaluate(recipe, models(2), Console("plain", told), against=models(1))
+    output = io.StringIO()
+    report = evaluate(recipe, models(2), Console("plain", output), against=models(1))
     reference = report["against"]["sets"][0]
     assert (reference["ties"], reference["accuracy"]) == (8, 0.0)
     warning = f"warning: {models(1)} scores both answers alike in 8 of 8 pairs"
-    assert warning in " ".join(told.getvalue().split())
-    assert f"{models(2)} scores both" not in told.getvalue()
+    assert warning in " ".join(output.getvalue().split())
+    assert f"{models(2)} scores both" not in output.getvalue()
 
 
 def test_a_policy_is_not_evaluated_as_a_reward_model(

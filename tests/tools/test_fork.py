@@ -57,12 +57,12 @@ def test_a_fork_has_the_logs_and_the_state_of_its_step_and_the_run_is_untouched(
     run.directory.write_plans([{"after_step": n} for n in (0, 2, 4)])
     before, to = seen(run.path), tmp_path / "fork"
     manifest = (run.path / "checkpoints/step-000004/manifest.json").read_bytes()
-    told = fork(run.path, "4", to, console)
+    fork_facts = fork(run.path, "4", to, console)
     assert seen(run.path) == before
     digest = hashlib.sha256(manifest).hexdigest()
     source = str(run.path)
     facts = {"source": source, "step": 4, "manifest_sha256": digest}
-    assert told == {"run_dir": str(to), **facts, "best": 2}
+    assert fork_facts == {"run_dir": str(to), **facts, "best": 2}
     assert sorted(path.name for path in to.iterdir()) == [
         "checkpoints", "events.jsonl", "images", "init", "metrics.jsonl", "plan.json",
         "recipe.json", "samples.jsonl.gz", "tokenizer.json",
@@ -93,8 +93,8 @@ def test_a_best_checkpoint_that_came_later_is_not_in_the_fork(
     run.step(6, best=6)
     assert fork(run.path, "best", tmp_path / "six", console)["step"] == 6
     assert fork(run.path, "5", tmp_path / "five", console)["best"] == 2
-    told = fork(run.path, "1", tmp_path / "one", console)
-    assert told["best"] == 1  # as it was then
+    fork_facts = fork(run.path, "1", tmp_path / "one", console)
+    assert fork_facts["best"] == 1  # as it was then
     store = CheckpointStore(tmp_path / "one" / "checkpoints", CheckpointSettings())
     assert (store.steps(), store.load("best").step) == ([1], 1)
 
@@ -161,7 +161,7 @@ def test_the_curves_of_the_run_at_its_loggers_are_not_written_on(
 ) -> None:
     run.step(6, loggers={"id": "0a1b2c3d"})
     manifest = run.path / "checkpoints/step-000006/manifest.json"
-    told = fork(run.path, "latest", tmp_path / "fork", console)
+    fork_facts = fork(run.path, "latest", tmp_path / "fork", console)
     stores = [
         CheckpointStore(path / "checkpoints", CheckpointSettings())
         for path in (run.path, tmp_path / "fork")
@@ -169,7 +169,7 @@ def test_the_curves_of_the_run_at_its_loggers_are_not_written_on(
     of_run, of_fork = (store.load().state for store in stores)
     assert (of_run.loggers, of_fork.loggers) == ({"id": "0a1b2c3d"}, {})
     assert replace(of_run, loggers={}) == of_fork
-    assert told["manifest_sha256"] == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    assert fork_facts["manifest_sha256"] == hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
 def test_the_recipe_of_a_fork_is_the_one_that_was_in_force(
@@ -401,6 +401,6 @@ def test_a_fork_without_its_checkpoints_does_not_start_over(
 
 
 def test_python_makes_a_fork_too(run: SavedRun, tmp_path: Path) -> None:
-    made = Run(run.path).fork(tmp_path / "fork", 3)
-    assert [info.step for info in made.checkpoints] == [2, 3]
-    assert made.events()[-1]["event"] == "forked"
+    forked_run = Run(run.path).fork(tmp_path / "fork", 3)
+    assert [info.step for info in forked_run.checkpoints] == [2, 3]
+    assert forked_run.events()[-1]["event"] == "forked"

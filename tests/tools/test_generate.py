@@ -80,7 +80,7 @@ def test_a_missing_shard_alone_is_generated_again_with_the_same_bytes(
 ) -> None:
     extent = Extent(samples=2, rows=12, shard=4)
     generate(recipe, tmp_path / "to", QUIET, extent)
-    whole = shards(tmp_path / "to")
+    complete_shards = shards(tmp_path / "to")
     (tmp_path / "to" / "shards" / "00001.jsonl").unlink()
     (tmp_path / "to" / "shards" / ".00001.jsonl.77.tmp").write_text("half", "utf-8")
     asked: list[int] = []
@@ -93,7 +93,7 @@ def test_a_missing_shard_alone_is_generated_again_with_the_same_bytes(
     monkeypatch.setattr(module, "sample_groups", counted)
     generate(recipe, tmp_path / "to", QUIET, extent)
     assert asked == [4]
-    assert shards(tmp_path / "to") == whole
+    assert shards(tmp_path / "to") == complete_shards
     monkeypatch.setattr(module, "build_engine", None)  # nothing is missing: no engine starts
     generate(recipe, tmp_path / "to", QUIET, extent)
 
@@ -104,14 +104,14 @@ def test_a_shard_that_was_damaged_is_named_and_can_be_generated_again(
     to = tmp_path / "to"
     extent = Extent(samples=2, rows=12, shard=4)
     generate(recipe, to, QUIET, extent)
-    whole = shards(to)
+    complete_shards = shards(to)
     damaged = to / "shards" / "00001.jsonl"
-    damaged.write_bytes(whole["00001.jsonl"][:-20])
+    damaged.write_bytes(complete_shards["00001.jsonl"][:-20])
     with pytest.raises(RunError, match=rf"^{damaged} is damaged: .*; remove it and repeat"):
         list(generate(recipe, to, QUIET, extent).groups())
     damaged.unlink()
     generate(recipe, to, QUIET, extent)
-    assert shards(to) == whole
+    assert shards(to) == complete_shards
 
 
 def test_another_cut_into_shards_gives_the_same_samples(recipe: Recipe, tmp_path: Path) -> None:
@@ -150,16 +150,16 @@ def test_rows_that_changed_are_told_with_what_generate_can_do(
     generate(recipe, tmp_path / "to", QUIET, Extent(samples=1), models(0))
     rows.write_text('{"question": "spell abc", "answer": "xyz"}\n', "utf-8")
     why = r"has changed since samples were written to .*/to: .*; restore it, or choose another --to"
-    with pytest.raises(UsageError, match=why) as told:
+    with pytest.raises(UsageError, match=why) as error:
         generate(recipe, tmp_path / "to", QUIET, Extent(samples=1), models(0))
-    assert "--allow-change" not in str(told.value)
+    assert "--allow-change" not in str(error.value)
 
 
 def test_with_another_model_the_recipes_own_is_not_looked_for(
     make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
 ) -> None:
-    own = {"path": "postgrad-tests/on-no-hub", "init": None}
-    recipe = make_recipe("rl", model=own)
+    model_table = {"path": "postgrad-tests/on-no-hub", "init": None}
+    recipe = make_recipe("rl", model=model_table)
     generated = generate(recipe, tmp_path / "to", QUIET, Extent(samples=1, rows=2), models(0))
     assert generated.about["model"] == models(0)
     stage = make_recipe("rl", model={"path": "@sft", "init": None})
@@ -311,9 +311,9 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_samples(
     process.wait()
     assert not (tmp_path / "to" / "all.jsonl").exists()
     assert main(words) == 0
-    whole = generate(recipe, tmp_path / "whole", QUIET, EXTENT)
+    uninterrupted = generate(recipe, tmp_path / "whole", QUIET, EXTENT)
     assert shards(tmp_path / "to") == shards(tmp_path / "whole")
-    assert len(list(whole.groups())) == 12
+    assert len(list(uninterrupted.groups())) == 12
 
 
 @pytest.mark.parametrize(

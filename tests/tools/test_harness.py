@@ -114,18 +114,18 @@ def loglikelihoods(model: str, rows: list[dict[str, Any]]) -> list[list[float]]:
     """Of each row's choices after the chat prompt, by plain transformers."""
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    found: list[list[float]] = []
+    sums: list[list[float]] = []
     for row in rows:
         turn = {"role": "user", "content": row["question"]}
         prompt = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
         start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        found.append([])
+        sums.append([])
         for choice in row["choices"]:
             end = tokenizer(choice, add_special_tokens=False)["input_ids"]
             logits = lm(torch.tensor([start + end])).logits[0, len(start) - 1 : -1]
             logprobs = torch.log_softmax(logits.double(), -1)
-            found[-1].append(float(logprobs.gather(-1, torch.tensor(end)[:, None]).sum()))
-    return found
+            sums[-1].append(float(logprobs.gather(-1, torch.tensor(end)[:, None]).sum()))
+    return sums
 
 
 @pytest.mark.slow
@@ -157,22 +157,27 @@ def test_the_harness_gives_an_exported_model_the_accuracies_that_we_do(
         (tasks / f"{name}.yaml").write_text(text, "utf-8")
     results, samples = harness(model, tasks, tmp_path / "harness")
 
-    found = evaluate(recipe, model, console)
-    greedy = found["sets"][0]["greedy_accuracy"]
+    eval_report = evaluate(recipe, model, console)
+    greedy = eval_report["sets"][0]["greedy_accuracy"]
     assert results["generate"]["exact_match,none"] == pytest.approx(greedy, abs=1e-12)
     plain = ask(model, recipe, ROWS)
-    assert [one["resps"][0][0] for one in samples["generate"]] == [one.answer for one in plain]
+    assert [sample["resps"][0][0] for sample in samples["generate"]] == [
+        answer.answer for answer in plain
+    ]
 
     ours = torch.tensor(loglikelihoods(model, rows))
     theirs = torch.tensor(
-        [[float(pair[0]) for pair in one["filtered_resps"]] for one in samples["choice"]]
+        [[float(pair[0]) for pair in sample["filtered_resps"]] for sample in samples["choice"]]
     )
     theirs += (ours - theirs).mean(
         1, keepdim=True
     )  # the prompt's newline is the same for all three
     torch.testing.assert_close(theirs, ours, atol=1e-3, rtol=0)
-    right = [int(one.argmax()) == row["gold"] for one, row in zip(ours, rows, strict=True)]
+    right = [
+        int(choice_sums.argmax()) == row["gold"]
+        for choice_sums, row in zip(ours, rows, strict=True)
+    ]
     assert results["choice"]["acc,none"] == pytest.approx(sum(right) / ROWS, abs=1e-12)
-    assert [one["acc"] for one in samples["choice"]] == right
+    assert [sample["acc"] for sample in samples["choice"]] == right
     assert 0 < greedy < 1  # else any two would agree
     assert any(right)

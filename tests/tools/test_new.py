@@ -49,10 +49,10 @@ def test_a_model_takes_the_fresh_models_place_with_settings_for_a_trained_one(jo
 def test_answers_of_rl_are_longer_and_watched_with_a_model_of_your_own() -> None:
     new(Path("fresh"), "rl")
     new(Path("mine"), "rl", "Qwen/Qwen3-0.6B")
-    fresh, mine = load_recipe("fresh/recipe.toml"), load_recipe("mine/recipe.toml")
-    assert (fresh.job, mine.job) == ("rl", "rl")
-    assert (fresh.rollout.max_new_tokens, mine.rollout.max_new_tokens) == (1, 512)
-    actions = [recipe.sentinels.truncation.action for recipe in (fresh, mine)]
+    fresh, own_recipe = load_recipe("fresh/recipe.toml"), load_recipe("mine/recipe.toml")
+    assert (fresh.job, own_recipe.job) == ("rl", "rl")
+    assert (fresh.rollout.max_new_tokens, own_recipe.rollout.max_new_tokens) == (1, 512)
+    actions = [recipe.sentinels.truncation.action for recipe in (fresh, own_recipe)]
     assert actions == ["off", "warn"]
 
 

@@ -35,9 +35,9 @@ def ends(capsys: Capture, *words: str, code: int = 1) -> str:
     """What a command says that ends with this code, in time and in one message."""
     with at_most(20):
         assert main(words) == code
-    told = capsys.readouterr().err
-    assert "report it" not in told
-    return told
+    stderr = capsys.readouterr().err
+    assert "report it" not in stderr
+    return stderr
 
 
 def change_state(run: Path, *place: Any, to: Any) -> None:
@@ -94,8 +94,8 @@ def test_what_a_sentinel_remembers_is_checked_before_it_looks(
     memory: dict[str, Any], run: Path, capsys: Capture
 ) -> None:
     change_state(run, "sentinels", "kl", to={"since": None, "memory": memory})
-    told = ends(capsys, "resume", str(run), "--quiet")
-    assert "sentinels.kl.memory" in told
+    stderr = ends(capsys, "resume", str(run), "--quiet")
+    assert "sentinels.kl.memory" in stderr
 
 
 COMMANDS = ("report", "checkpoints", "verify", "resume", "export", "chat")
@@ -147,8 +147,8 @@ def test_a_file_that_is_none_is_told_or_left_out(
     (run / name).unlink(missing_ok=True)
     KINDS[kind](run / name)
     code = 2 if name == "recipe.json" else 0
-    told = ends(capsys, "report", str(run), code=code)
-    assert not code or "recipe.json" in told
+    stderr = ends(capsys, "report", str(run), code=code)
+    assert not code or "recipe.json" in stderr
 
 
 @pytest.mark.parametrize("name", ["summary.json", "plan.json", "tokenizer.json"])
@@ -173,7 +173,7 @@ def test_a_page_says_which_lines_it_could_not_read(
     with (run / name).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
     ends(capsys, "report", str(run), code=0)
-    kinds = [one["kind"] for one in json.loads(Feed(run).messages("", 0))["messages"]]
+    kinds = [message["kind"] for message in json.loads(Feed(run).messages("", 0))["messages"]]
     assert ("trouble" in kinds) == ("NaN" not in line or name == "samples.jsonl")
 
 

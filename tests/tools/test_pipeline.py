@@ -64,9 +64,9 @@ def test_the_summary_has_what_people_look_for(ended: Ended) -> None:
     assert summary["stages"]["sft"]["accuracy_after"] == summary["accuracy_before"]
     answers = summary["answers"]
     assert len(answers) == 3
-    for one in answers:
-        word = one["question"].rpartition(": ")[2]
-        assert one["reference"] == word[::-1]
+    for answer in answers:
+        word = answer["question"].rpartition(": ")[2]
+        assert answer["reference"] == word[::-1]
 
 
 def test_the_questions_at_the_end_are_of_the_part_that_is_held_out(
@@ -89,7 +89,7 @@ def test_the_questions_at_the_end_are_of_the_part_that_is_held_out(
 
 @pytest.mark.slow
 def test_what_is_held_out_is_never_trained_on(ended: Ended) -> None:
-    held_out = {one["question"].casefold() for one in ended.summary["answers"]}
+    held_out = {answer["question"].casefold() for answer in ended.summary["answers"]}
     seen = [
         json.loads(line)["question"].casefold()
         for line in (ended.left / "rl" / "samples.jsonl").open(encoding="utf-8")
@@ -166,11 +166,11 @@ def test_a_stage_generates_the_rows_that_the_next_one_trains_on(tmp_path: Path) 
     assert files_of(run) == before
 
     lost = run / "answers" / "shards" / "00001.jsonl"  # as if killed while it sampled
-    whole = lost.read_bytes()
+    content = lost.read_bytes()
     for path in (lost, run / "answers" / "summary.json", run / "answers" / "best.jsonl"):
         path.unlink()
     again = rejection_sampling(run)["stages"]
-    assert lost.read_bytes() == whole
+    assert lost.read_bytes() == content
     assert again["answers"]["counts"] == answers["counts"]
     assert again["best_of_n"] == summary["stages"]["best_of_n"]
 

@@ -18,10 +18,10 @@ QUIET = Console("quiet")
 def test_a_run_becomes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_run(tmp_path / "run", steps=2)
     assert main(["report", str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["report"] == str(run / "report.html")
-    assert told["bytes"] == (run / "report.html").stat().st_size
-    assert told["samples"] == 16
+    output = json.loads(capsys.readouterr().out)
+    assert output["report"] == str(run / "report.html")
+    assert output["bytes"] == (run / "report.html").stat().st_size
+    assert output["samples"] == 16
     assert main(["report", str(run), "--to", str(tmp_path / "deep" / "page.html")]) == 0
     assert (tmp_path / "deep" / "page.html").read_bytes() == (run / "report.html").read_bytes()
 
@@ -50,17 +50,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_recipes_are_compared_key_by_key() -> None:
-    one = {"seed": 0, "learner": {"lr": 1.0}, "rewards": [{"type": "a"}]}
+    recipe_table = {"seed": 0, "learner": {"lr": 1.0}, "rewards": [{"type": "a"}]}
     two = {"seed": 0, "learner": {"lr": 2.0}, "rewards": [{"type": "b"}]}
     three = {"seed": 1, "learner": {"lr": 1.0}, "rewards": [{"type": "a"}], "eval": None}
-    assert difference_rows([one, two, three]) == [
+    assert difference_rows([recipe_table, two, three]) == [
         ["learner.lr", 1.0, 2.0, 1.0],
         ["rewards.0.type", "a", "b", "a"],
         ["seed", 0, 0, 1],
     ]
-    assert difference_rows([one]) == []
-    none = {**one, "rewards": []}
-    assert difference_rows([one, two, none])[1:] == [
+    assert difference_rows([recipe_table]) == []
+    none = {**recipe_table, "rewards": []}
+    assert difference_rows([recipe_table, two, none])[1:] == [
         ["rewards.0.type", "a", "b", None],
         ["rewards", [{"type": "a"}], [{"type": "b"}], []],
     ]

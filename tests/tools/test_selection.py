@@ -153,12 +153,23 @@ def test_a_selection_of_nothing_is_refused(wanted: dict[str, Any], message: str)
 
 
 def test_each_conversation_of_an_episode_is_a_row_of_its_own(tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "a"}
+    assistant_message = {"role": "assistant", "content": "a"}
     tools = [{"type": "function", "function": {"name": "look"}}]
     held = [
-        {"messages": [*QUESTION, said], "tools": tools},
-        {"messages": [*QUESTION, {**said, "weight": 0}, *QUESTION, said], "tools": []},
-        {"messages": [*QUESTION, {**said, "weight": 0}, *QUESTION], "tools": []},  # not answered
+        {"messages": [*QUESTION, assistant_message], "tools": tools},
+        {
+            "messages": [
+                *QUESTION,
+                {**assistant_message, "weight": 0},
+                *QUESTION,
+                assistant_message,
+            ],
+            "tools": [],
+        },
+        {
+            "messages": [*QUESTION, {**assistant_message, "weight": 0}, *QUESTION],
+            "tools": [],
+        },  # not answered
     ]
     group = [sample(0, 1.0, conversations=held), sample(1, 0.0, conversations=held[:1])]
     first, second = rows(tmp_path, [group], kind="best")

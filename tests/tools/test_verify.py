@@ -36,7 +36,7 @@ def forge(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> No
 
 
 def test_whole_checkpoints_are_good(run_dir: Path, console: Console) -> None:
-    assert [one["step"] for one in verify(run_dir, console)] == [1, 2, 3]
+    assert [checkpoint["step"] for checkpoint in verify(run_dir, console)] == [1, 2, 3]
 
 
 def test_a_changed_file_is_named(run_dir: Path, console: Console) -> None:

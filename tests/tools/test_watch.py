@@ -31,13 +31,13 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Iterator[WatchServer]:
-    found = WatchServer(Feed(run), 0)
-    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+    watch_server = WatchServer(Feed(run), 0)
+    thread = threading.Thread(target=watch_server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield found
-    found.shutdown()
+    yield watch_server
+    watch_server.shutdown()
     thread.join()
-    found.server_close()
+    watch_server.server_close()
 
 
 def get(
@@ -64,9 +64,9 @@ def test_the_address_opens_the_page_and_its_data(server: WatchServer) -> None:
     assert headers["Content-Type"] == "text/html; charset=utf-8"
     assert server.token not in page
     status, text, _ = get(server, "/messages?generation=&next=0", bearer(server))
-    told = json.loads(text)
+    feed_page = json.loads(text)
     assert status == 200
-    assert [one["kind"] for one in told["messages"]][:2] == ["run", "metrics"]
+    assert [message["kind"] for message in feed_page["messages"]][:2] == ["run", "metrics"]
     status, text, _ = get(server, "/bodies?run=0&id=3", bearer(server))
     assert set(json.loads(text)["bodies"]) == {"3"}
 
@@ -97,16 +97,23 @@ def test_a_request_names_one_host_and_it_is_this_machine(server: WatchServer) ->
             connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
             return int(connection.recv(4096).split()[1])
 
-    own, evil = f"Host: 127.0.0.1:{port}", f"Host: evil.example:{port}"
-    assert status(f"GET {page} HTTP/1.1", own) == 200
+    own_host, foreign_host = f"Host: 127.0.0.1:{port}", f"Host: evil.example:{port}"
+    assert status(f"GET {page} HTTP/1.1", own_host) == 200
     assert status(f"GET {page} HTTP/1.1", f"Host: [::1]:{port}") == 200
-    for lines in ([], [evil], [own, evil], [evil, own], ["Host:"], [f"Host: {port}"]):
+    for lines in (
+        [],
+        [foreign_host],
+        [own_host, foreign_host],
+        [foreign_host, own_host],
+        ["Host:"],
+        [f"Host: {port}"],
+    ):
         assert status(f"GET {page} HTTP/1.1", *lines) == 403
     assert status(f"GET {page} HTTP/1.0") == 403
-    assert status(f"GET http://evil.example{page} HTTP/1.1", evil) == 403
+    assert status(f"GET http://evil.example{page} HTTP/1.1", foreign_host) == 403
     for path in ("/", "/messages", "/bodies?id=0"):  # and without the token nothing at all
-        assert status(f"GET {path} HTTP/1.1", evil) == 403
-        assert status(f"GET {path} HTTP/1.1", own) == 403
+        assert status(f"GET {path} HTTP/1.1", foreign_host) == 403
+        assert status(f"GET {path} HTTP/1.1", own_host) == 403
 
 
 def test_no_other_origin_may_read_or_frame_it(server: WatchServer) -> None:
@@ -128,7 +135,7 @@ def test_odd_questions_have_plain_answers(server: WatchServer, path: str, status
     assert get(server, path, bearer(server))[0] == status
 
 
-def told(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
+def messages_of(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
     return json.loads(feed.messages(generation, start))
 
 
@@ -140,38 +147,38 @@ def add(run: Path, step: int) -> None:
 
 def test_a_page_is_told_only_what_is_new(run: Path) -> None:
     feed = Feed(run)
-    first = told(feed)
-    nothing = told(feed, first["generation"], first["next"])
+    first = messages_of(feed)
+    nothing = messages_of(feed, first["generation"], first["next"])
     assert (nothing["messages"], nothing["next"]) == ([], first["next"])
     add(run, 3)
-    new = told(feed, first["generation"], first["next"])
-    kinds = [one["kind"] for one in new["messages"]]
+    new = messages_of(feed, first["generation"], first["next"])
+    kinds = [message["kind"] for message in new["messages"]]
     assert kinds == ["metrics", "groups", "counts"]
     assert [line["step"] for line in new["messages"][0]["lines"]] == [3]
-    everything = told(feed)  # a second page
+    everything = messages_of(feed)  # a second page
     assert everything["messages"] == first["messages"] + new["messages"]
 
 
 def test_a_page_is_told_for_how_long_each_run_has_written_nothing(run: Path) -> None:
     for path in [run / "recipe.json", *run.glob("*.jsonl")]:
         os.utime(path, (1e9, 1e9))
-    (silent,) = told(Feed(run))["unwritten"]
+    (silent,) = messages_of(Feed(run))["unwritten"]
     assert silent > 1e8
     add(run, 3)
-    (after,) = told(Feed(run))["unwritten"]
+    (after,) = messages_of(Feed(run))["unwritten"]
     assert after < silent / 1e3
 
 
 def test_a_run_that_begins_anew_changes_the_generation(run: Path) -> None:
     feed = Feed(run)
-    first = told(feed)
+    first = messages_of(feed)
     for name in ("metrics.jsonl", "samples.jsonl"):
         (run / name).unlink()
     add(run, 1)
-    anew = told(feed, first["generation"], first["next"])
+    anew = messages_of(feed, first["generation"], first["next"])
     assert anew["generation"] != first["generation"]
-    assert next(one["kind"] for one in anew["messages"]) == "run"
-    (metrics,) = [one for one in anew["messages"] if one["kind"] == "metrics"]
+    assert next(message["kind"] for message in anew["messages"]) == "run"
+    (metrics,) = [message for message in anew["messages"] if message["kind"] == "metrics"]
     assert [line["step"] for line in metrics["lines"]] == [1]
 
 
@@ -195,9 +202,13 @@ def test_while_there_is_no_run_a_page_is_told_so_and_loses_nothing_of_the_next(
 
 def test_the_cap_holds_while_a_run_goes_on(run: Path) -> None:
     feed = Feed(run, cap=Cap(samples=100 * GROUP))  # of a recipe of 100 steps
-    shown = [one["shown"] for one in told(feed)["messages"] if one["kind"] == "counts"]
+    shown = [
+        message["shown"] for message in messages_of(feed)["messages"] if message["kind"] == "counts"
+    ]
     add(run, 3)
-    shown += [one["shown"] for one in told(feed)["messages"] if one["kind"] == "counts"]
+    shown += [
+        message["shown"] for message in messages_of(feed)["messages"] if message["kind"] == "counts"
+    ]
     assert shown[-1] == 3 * GROUP
 
 

@@ -34,9 +34,9 @@ def test_a_killed_run_goes_on_and_learns_from_what_the_agents_policy_read(
     folder = Path(recipe.run_dir)
     samples = lines(folder / "samples.jsonl")
     assert {line["step"] for line in samples} == {1, 2, 3}
-    whole = [line for line in samples if line["finish_reason"] == "stop"]
-    assert whole
-    for line in whole:
+    stopped_samples = [line for line in samples if line["finish_reason"] == "stop"]
+    assert stopped_samples
+    for line in stopped_samples:
         first, *later = line["turns"]
         assert first["opens"]
         assert "system\nBe brief." in first["text"]

@@ -20,8 +20,8 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def told(make_recipe: MakeRecipe, tmp_path: Path) -> Any:
-    """told(job, end, **sections): the warnings of a run whose answers end so."""
+def end_warnings(make_recipe: MakeRecipe, tmp_path: Path) -> Any:
+    """end_warnings(job, end, **sections): the warnings of a run whose answers end so."""
     make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, tmp_path / "model")
 
     def tell(job: str, end: str, text: str = "", **sections: Any) -> list[str]:
@@ -47,30 +47,32 @@ def told(make_recipe: MakeRecipe, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("job", ["sft", "preference", "rl"])
 def test_a_run_warns_where_sampling_runs_on_behind_the_token_that_ends_an_answer(
-    told: Any, job: str
+    end_warnings: Any, job: str
 ) -> None:
-    (text,) = told(job, "<|im_start|>")
+    (text,) = end_warnings(job, "<|im_start|>")
     assert "ends an answer with '<|im_start|>', and sampling stops only at '<|im_end|>'" in text
     assert 'set model.eos_token = "<|im_start|>"' in text
     assert "eos_token_id in generation_config.json" in text
-    assert told(job, "<|im_end|>") == []
+    assert end_warnings(job, "<|im_end|>") == []
     model = {**MODEL, "eos_token": ["<|im_start|>", "<|im_end|>"]}
-    assert told(job, "<|im_start|>", model=model) == []
+    assert end_warnings(job, "<|im_start|>", model=model) == []
 
 
-def test_a_stop_string_of_the_recipe_is_an_end_too(told: Any) -> None:
-    assert told("rl", "<|im_start|>", rollout={"stop": ["<|im_start|>"]}) == []
+def test_a_stop_string_of_the_recipe_is_an_end_too(end_warnings: Any) -> None:
+    assert end_warnings("rl", "<|im_start|>", rollout={"stop": ["<|im_start|>"]}) == []
 
 
-def test_an_answer_without_an_end_token_is_told_where_the_policy_learns_it(told: Any) -> None:
-    (text,) = told("sft", "")
+def test_an_answer_without_an_end_token_is_told_where_the_policy_learns_it(
+    end_warnings: Any,
+) -> None:
+    (text,) = end_warnings("sft", "")
     assert "does not learn to stop" in text
-    assert told("rl", "") == []  # it learns from what it samples itself
+    assert end_warnings("rl", "") == []  # it learns from what it samples itself
 
 
-def test_reward_models_and_plain_texts_have_no_answers_to_end(told: Any) -> None:
-    assert told("reward", "<|im_start|>") == []
-    assert told("sft", "<|im_start|>", text="text") == []
+def test_reward_models_and_plain_texts_have_no_answers_to_end(end_warnings: Any) -> None:
+    assert end_warnings("reward", "<|im_start|>") == []
+    assert end_warnings("sft", "<|im_start|>", text="text") == []
 
 
 def test_a_run_warns_where_sampling_runs_on_behind_a_call_of_a_tool(

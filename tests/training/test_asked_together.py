@@ -121,7 +121,10 @@ def test_critic_and_policy_learn_from_an_update_at_once_and_one_update_after_ano
     results = job(recorded, PPO())._update([None, None], FIRST_STEP)
     of_one_update = [*UPDATES, *(f"wait for {name}" for name in UPDATES)]
     assert events == 2 * of_one_update
-    assert {role: len(found) for role, found in results.items()} == {"policy": 2, "critic": 2}
+    assert {role: len(role_results) for role, role_results in results.items()} == {
+        "policy": 2,
+        "critic": 2,
+    }
 
 
 def test_a_policy_whose_critic_is_not_warm_is_not_asked(events: list[str], recorded: Work) -> None:

@@ -24,7 +24,7 @@ AUTO = {"batch": {"micro_train_tokens": "auto"}, "rollout": {"slots": "auto"}}
 
 
 def events(run_dir: str, kind: str) -> list[dict[str, Any]]:
-    return [one for one in lines(Path(run_dir) / "events.jsonl") if one["event"] == kind]
+    return [event for event in lines(Path(run_dir) / "events.jsonl") if event["event"] == kind]
 
 
 def tight(monkeypatch: pytest.MonkeyPatch, tokens: int = 2**30, slots: int = 2**30) -> None:
@@ -54,15 +54,15 @@ def test_halving_finds_what_fits_within_a_factor_of_two(start: int, floor: int, 
         tried.append(size)
         return size <= most
 
-    found = largest(start, floor, fits)
+    size = largest(start, floor, fits)
     assert min(tried) >= floor
     assert len(tried) <= start.bit_length() + 1
-    if found is None:
+    if size is None:
         assert most < floor
         assert tried[-1] == floor
     else:
-        assert found <= most
-        assert found in (start, floor) or 2 * found + 1 > most
+        assert size <= most
+        assert size in (start, floor) or 2 * size + 1 > most
 
 
 @pytest.mark.slow
@@ -70,9 +70,9 @@ def test_a_run_that_states_the_same_sizes_gives_the_same_bits(
     make_recipe: MakeRecipe, console: Console
 ) -> None:
     ppo = {"type": "ppo", "kl_coef": 0.05}
-    one = make_recipe("rl", "one", algorithm=ppo, **AUTO)
-    train(one, console)
-    (started,) = events(one.run_dir, "started")
+    automatic = make_recipe("rl", "one", algorithm=ppo, **AUTO)
+    train(automatic, console)
+    (started,) = events(automatic.run_dir, "started")
     sizes = {name: started[name] for name in ("slots", "cache_tokens")}
     tokens = started["micro_train_tokens"]
     assert (tokens, sizes["slots"]) == (2048, 16)
@@ -80,7 +80,7 @@ def test_a_run_that_states_the_same_sizes_gives_the_same_bits(
         "rl", "two", algorithm=ppo, batch={"micro_train_tokens": tokens}, rollout=sizes
     )
     train(two, console)
-    assert_same_run(one, two, 3)
+    assert_same_run(automatic, two, 3)
 
 
 @pytest.mark.parametrize("job", ["sft", "rl", "reward", "preference"])
@@ -92,12 +92,12 @@ def test_what_runs_out_of_memory_is_halved_recorded_and_used_again(
     with monkeypatch.context() as patch:
         tight(patch, tokens=700)
         train(recipe, console)
-    lowered = [one["size"] for one in events(recipe.run_dir, "size_lowered")]
+    lowered = [event["size"] for event in events(recipe.run_dir, "size_lowered")]
     assert lowered == [2048, 1024]
-    assert all(REFUSED in one["message"] for one in events(recipe.run_dir, "size_lowered"))
+    assert all(REFUSED in event["message"] for event in events(recipe.run_dir, "size_lowered"))
     monkeypatch.setattr(auto_sizes, "_try_learning", None)  # nothing is tried again
     train(make_recipe(job, steps=2, **auto), console)
-    chosen = [one["micro_train_tokens"] for kind in ("started", "resumed") for one in
+    chosen = [event["micro_train_tokens"] for kind in ("started", "resumed") for event in
               events(recipe.run_dir, kind)]  # fmt: skip
     assert chosen == [512, 512]
 
@@ -110,7 +110,7 @@ def test_slots_are_halved_until_they_can_decode(
     train(recipe, console)
     (started,) = events(recipe.run_dir, "started")
     assert (started["slots"], started["cache_tokens"]) == (4, 4 * 64)
-    assert [one["size"] for one in events(recipe.run_dir, "size_lowered")] == [16, 8]
+    assert [event["size"] for event in events(recipe.run_dir, "size_lowered")] == [16, 8]
 
 
 def test_where_not_even_the_longest_row_fits_the_run_ends_with_what_to_change(
@@ -131,13 +131,13 @@ def test_trying_leaves_no_trace_in_weights_gradients_or_generators(
     inside = auto_sizes._try_learning
 
     def watched(learner: Any, *rest: Any) -> None:
-        before = {name: one.clone() for name, one in learner.backbone.lm.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in learner.backbone.lm.state_dict().items()}
         state, micro = torch.get_rng_state(), learner.backbone.micro
         inside(learner, *rest)
         after = learner.backbone.lm.state_dict()
         seen.append(all(torch.equal(before[name], after[name]) for name in before))
         seen.append(torch.equal(state, torch.get_rng_state()))
-        seen.append(all(one.grad is None for one in learner.optimizer.master.values()))
+        seen.append(all(master.grad is None for master in learner.optimizer.master.values()))
         seen.append(learner.optimizer.updates == 0 and learner.backbone.micro == micro)
 
     monkeypatch.setattr(auto_sizes, "_try_learning", watched)
@@ -165,7 +165,7 @@ def test_where_nothing_can_be_planned_the_device_alone_says_what_fits(
     tight(monkeypatch, tokens=1500)
     recipe = make_recipe("sft", steps=1, batch={"micro_train_tokens": "auto"})
     train(recipe, console)
-    assert [one["size"] for one in events(recipe.run_dir, "size_chosen")] == [1024]
+    assert [event["size"] for event in events(recipe.run_dir, "size_chosen")] == [1024]
 
 
 @pytest.mark.slow

@@ -61,15 +61,18 @@ def test_every_export_has_a_card_that_the_hub_can_read(hub: OfflineHub, tmp_path
     card = ModelCard.load(tmp_path / "to" / "README.md")
     adapter = ModelCard.load(tmp_path / "adapter" / "README.md")
     assert isinstance(card.data, ModelCardData)
-    told = card.data.to_dict()
-    assert told["base_model"] == "org/tiny"
-    assert (told["license"], told["language"]) == ("apache-2.0", ["en"])  # the base's own
-    assert (told["library_name"], told["pipeline_tag"]) == ("transformers", "text-generation")
-    assert (told["datasets"], told["tags"]) == (["org/rows"], ["postgrad", "sft"])
+    card_data = card.data.to_dict()
+    assert card_data["base_model"] == "org/tiny"
+    assert (card_data["license"], card_data["language"]) == ("apache-2.0", ["en"])  # the base's own
+    assert (card_data["library_name"], card_data["pipeline_tag"]) == (
+        "transformers",
+        "text-generation",
+    )
+    assert (card_data["datasets"], card_data["tags"]) == (["org/rows"], ["postgrad", "sft"])
     assert adapter.data.to_dict()["library_name"] == "peft"
     assert adapter.data.to_dict()["base_model_relation"] == "adapter"
     [line] = lines(run / "eval.jsonl")
-    results = {one.metric_type: one for one in card.data.eval_results or ()}
+    results = {eval_result.metric_type: eval_result for eval_result in card.data.eval_results or ()}
     assert results["accuracy"].metric_value == line["accuracy"]
     assert results["accuracy"].dataset_revision == A
     for text in (f"org/tiny, revision {A}", f"| org/rows |  | train | {A} |", "| accuracy | 0 ("):
@@ -91,12 +94,16 @@ def test_the_recipe_of_a_card_is_the_run_s_without_its_secrets(
     assert "me:pass" not in text
     block = text.split("````toml\n")[1].split("````")[0]
     written = tomllib.loads(block)
-    given = written["data"]["chat_template_kwargs"]
-    assert given == {"api_key": "(redacted)", "url": "https://(redacted)@host/x", "a": "```"}
+    template_settings = written["data"]["chat_template_kwargs"]
+    assert template_settings == {
+        "api_key": "(redacted)",
+        "url": "https://(redacted)@host/x",
+        "a": "```",
+    }
     assert written["model"]["eos_token"] == ["<|im_start|>"]
     again = parse_recipe(written).dump()
     recorded = json.loads((run / "recipe.json").read_text("utf-8"))["recipe"]
-    recorded["data"]["chat_template_kwargs"] = given
+    recorded["data"]["chat_template_kwargs"] = template_settings
     assert again == recorded
 
 
@@ -109,8 +116,8 @@ def test_a_model_of_files_names_their_hash_and_no_hub(
         tmp_path, model={"path": models(1)}, data={"path": str(rows), "max_len": 48}, eval={}
     )
     card = ModelCard.load(export(run, "latest", tmp_path / "to") / "README.md")
-    told = card.data.to_dict()
-    assert not {"base_model", "datasets", "license", "model-index"} & told.keys()
+    card_data = card.data.to_dict()
+    assert not {"base_model", "datasets", "license", "model-index"} & card_data.keys()
     assert f"| {rows} |  | train | sha256:" in card.text
 
 
@@ -125,14 +132,18 @@ def test_an_export_is_pushed_with_all_its_files(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
-    told = {"model": {"path": models(1)}, "data": {"path": str(rows), "max_len": 48}, "eval": {}}
-    run, to = run_of(tmp_path, **told), tmp_path / "to"
+    sections = {
+        "model": {"path": models(1)},
+        "data": {"path": str(rows), "max_len": 48},
+        "eval": {},
+    }
+    run, to = run_of(tmp_path, **sections), tmp_path / "to"
     words = ["export", str(run), "--to", str(to), "--push-to-hub", "org/new", "--private"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["pushed"]
-    assert (found["repository"], found["commit"]) == ("org/new", COMMIT)
+    push_report = json.loads(capsys.readouterr().out)["pushed"]
+    assert (push_report["repository"], push_report["commit"]) == ("org/new", COMMIT)
     assert pushed.repositories == {"org/new": True}
-    files = {one.name: one.read_bytes() for one in to.iterdir()}
+    files = {file.name: file.read_bytes() for file in to.iterdir()}
     assert pushed.files == files
     assert "README.md" in files
     assert pushed.message == "latest checkpoint of run"
@@ -145,9 +156,9 @@ def test_a_push_that_fails_keeps_the_folder_and_names_the_command(
     run, to = run_of(tmp_path, eval={}), tmp_path / "to"
     assert constants.HF_HUB_OFFLINE
     assert main(["export", str(run), "--to", str(to), "--push-to-hub", "org/new"]) == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert "org/new was not pushed: " in told
-    assert f"hf upload org/new {to}" in told
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert "org/new was not pushed: " in stderr
+    assert f"hf upload org/new {to}" in stderr
     assert (to / "model.safetensors").is_file()
 
 
@@ -163,12 +174,16 @@ def test_what_cannot_be_a_repository_is_refused_before_anything_is_written(
 def test_a_run_pushes_its_model_at_the_end(pushed: Pushed, tmp_path: Path, models: Any) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
-    told = {"model": {"path": models(1)}, "data": {"path": str(rows), "max_len": 48}, "eval": {}}
+    sections = {
+        "model": {"path": models(1)},
+        "data": {"path": str(rows), "max_len": 48},
+        "eval": {},
+    }
     settings = {"save_hf": True, "push_to_hub": "org/mine"}
-    run = run_of(tmp_path, checkpoint=settings, **told)
+    run = run_of(tmp_path, checkpoint=settings, **sections)
     assert pushed.repositories == {"org/mine": False}
-    assert pushed.files.keys() == {one.name for one in (run / "model").iterdir()}
-    [event] = [one for one in lines(run / "events.jsonl") if one["event"] == "pushed"]
+    assert pushed.files.keys() == {file.name for file in (run / "model").iterdir()}
+    [event] = [event for event in lines(run / "events.jsonl") if event["event"] == "pushed"]
     assert event["commit"] == COMMIT
 
 
@@ -176,7 +191,7 @@ def test_a_run_whose_push_fails_is_done_and_says_how_to_push(
     hub: OfflineHub, tmp_path: Path
 ) -> None:
     run = run_of(tmp_path, checkpoint={"save_hf": True, "push_to_hub": "org/mine"}, eval={})
-    [event] = [one for one in lines(run / "events.jsonl") if one["event"] == "push_failed"]
+    [event] = [event for event in lines(run / "events.jsonl") if event["event"] == "push_failed"]
     assert "hf upload org/mine" in json.dumps(event)
     assert (run / "summary.json").is_file()
 
@@ -192,8 +207,12 @@ def test_paths_in_a_card_do_not_name_who_ran_it(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
-    told = {"model": {"path": models(1)}, "data": {"path": str(rows), "max_len": 48}, "eval": {}}
-    run = run_of(tmp_path, **told)
+    sections = {
+        "model": {"path": models(1)},
+        "data": {"path": str(rows), "max_len": 48},
+        "eval": {},
+    }
+    run = run_of(tmp_path, **sections)
     monkeypatch.setenv("HOME", str(tmp_path))
     text = (export(run, "latest", tmp_path / "to") / "README.md").read_text("utf-8")
     assert "| ~/rows.jsonl |" in text

@@ -105,9 +105,14 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, killed = (make_recipe("rl", name, **sections(row)) for name in ("whole", "killed"))
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", name, **sections(row)) for name in ("whole", "killed")
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 1 + TABLE.index(row) % (STEPS - 1), killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, STEPS)
-    assert sum(step["updates/made"] for step in lines(Path(whole.run_dir) / "metrics.jsonl")) > 0
+    assert_same_run(uninterrupted, killed, STEPS)
+    assert (
+        sum(step["updates/made"] for step in lines(Path(uninterrupted.run_dir) / "metrics.jsonl"))
+        > 0
+    )

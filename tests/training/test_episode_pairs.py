@@ -120,11 +120,11 @@ def test_dpo_on_episodes_is_the_formula_over_the_policys_own_turns(
         shortest = min(map(len, both))
         unlike = int(np.flatnonzero(both[0][:shortest] != both[1][:shortest])[0])
         for ids, mask in zip(both, (pair.chosen_mask, pair.rejected_mask), strict=True):
-            own = written(tokenizer, ids, unlike)
-            assert mask.tolist() == own
+            is_own = written(tokenizer, ids, unlike)
+            assert mask.tolist() == is_own
             with torch.no_grad():
-                kept = by_turns(ref, ids, own)
-            sides.append((by_turns(policy, ids, own), kept))
+                kept = by_turns(ref, ids, is_own)
+            sides.append((by_turns(policy, ids, is_own), kept))
     files = sorted((tmp_path / "cache" / "reference").glob("*.safetensors"))
     kept = np.concatenate([read_arrays(file, _sha256)["logprobs"] for file in files])
     marked = sequences_of(pairs)
@@ -133,7 +133,7 @@ def test_dpo_on_episodes_is_the_formula_over_the_policys_own_turns(
     assert not kept[~marked.loss_mask.values].any()
     expected = [sides[place][1].item() for place in np.sort(once).tolist()]
     assert marked.tokens.like(kept).sums() == pytest.approx(expected, rel=1e-5)
-    ratio = torch.stack([own - of_reference for own, of_reference in sides])
+    ratio = torch.stack([of_policy - of_reference for of_policy, of_reference in sides])
     line = compared_with_the_formula(recipe, policy, ratio)
     assert line["samples"] == len(rows)
 
@@ -167,8 +167,8 @@ def thinking_rows(path: Path) -> Path:
     """Games of two and three turns, which part at once or where the environment replies."""
     rows: list[dict[str, Any]] = []
     for number in range(4):
-        said = [f"<think>\n{word}\n</think>\n\n{number}" for word in ("up", "lo", "far")]
-        first, second, third = ({"role": "assistant", "content": text} for text in said)
+        answers = [f"<think>\n{word}\n</think>\n\n{number}" for word in ("up", "lo", "far")]
+        first, second, third = ({"role": "assistant", "content": text} for text in answers)
         lower, higher = ({"role": "user", "content": word} for word in ("lower", "higher"))
         rows.append({
             "prompt": "guess",
@@ -221,8 +221,8 @@ def test_dpo_where_a_template_drops_thoughts_is_the_formula_over_every_text(
         for side in ("chosen", "rejected"):
             texts = texts_of(tokenizer, row, side)
             assert len(texts) >= (1 if side == "rejected" else 2)
-            own, of_reference = by_texts(policy, texts), by_texts(ref, texts)
-            ratios.append(own - of_reference.detach())
+            of_policy, of_reference = by_texts(policy, texts), by_texts(ref, texts)
+            ratios.append(of_policy - of_reference.detach())
     ratio = torch.stack(ratios)
     compared_with_the_formula(recipe, policy, ratio)
 

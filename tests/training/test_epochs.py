@@ -74,10 +74,10 @@ def test_a_run_killed_at_the_end_of_an_epoch_goes_on_with_the_rows_of_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """last: the step in which the first epoch ends."""
-    whole, drawn = DrawnSet[Any].draw, list[tuple[int, int]]()
+    original_draw, drawn = DrawnSet[Any].draw, list[tuple[int, int]]()
 
     def draw(self: DrawnSet[Any], ticket: int, seed: int) -> Any:
-        record = whole(self, ticket, seed)
+        record = original_draw(self, ticket, seed)
         drawn.append((ticket, record.row))
         return record
 
@@ -104,11 +104,11 @@ def test_a_resume_reads_no_more_rows_after_many_steps_than_after_few(
     counts = Counter[str]()
 
     def counted(owner: Any, name: str, size: Callable[..., int]) -> None:
-        whole = getattr(owner, name)
+        original = getattr(owner, name)
 
         def call(*args: Any, **more: Any) -> Any:
             counts[name] += size(*args)
-            return whole(*args, **more)
+            return original(*args, **more)
 
         monkeypatch.setattr(owner, name, call)
 

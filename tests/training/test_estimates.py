@@ -44,8 +44,8 @@ def test_every_step_says_what_was_estimated_of_each_phase_and_what_was_measured(
             assert line.get(f"{name}_memory_bytes", 0) >= 0  # of a warm process nothing new
         top = [line[f"estimated/{name}_seconds"] for name in PHASES[job] if "/" not in name]
         assert line["estimated/step_seconds"] == pytest.approx(sum(top), abs=1e-5)
-        whole = line.get("estimated/peak_memory_bytes", line["peak_memory_bytes"])
-        assert whole > line["estimated/train_memory_bytes"]
+        total_bytes = line.get("estimated/peak_memory_bytes", line["peak_memory_bytes"])
+        assert total_bytes > line["estimated/train_memory_bytes"]
     phases = plan["memory"]["phases"]
     roles = plan["memory"]["roles"]
     before = roles["run"]["framework"]["update"]
@@ -56,8 +56,8 @@ def test_every_step_says_what_was_estimated_of_each_phase_and_what_was_measured(
     assert set(PHASES[job]) <= set(summary["phases"])
     for name in PHASES[job]:
         of = summary["phases"][name]
-        said = metrics[0][f"estimated/{name}_seconds"]
-        assert of["estimated_seconds"] == pytest.approx(said, abs=1e-6)
+        estimated_seconds = metrics[0][f"estimated/{name}_seconds"]
+        assert of["estimated_seconds"] == pytest.approx(estimated_seconds, abs=1e-6)
         times = sorted(line[f"{name}_seconds"] for line in metrics[1:])
         assert times[0] <= of["seconds"] <= times[-1]
     assert len(estimates.rows(summary["phases"])[0]) == len(estimates.COLUMNS)
@@ -76,7 +76,7 @@ def test_a_resumed_run_keeps_its_plan_and_a_changed_one_has_a_second(
     key = "batch.micro_train_tokens"
     resume(run, ["--steps", "4", f"--{key}", "256"], [key], console)
     after = plans(recipe.run_dir)
-    assert [one["after_step"] for one in after] == [0, 3]
+    assert [plan_line["after_step"] for plan_line in after] == [0, 3]
     assert after[0] == before[0]
     assert after[1]["sizes"]["micro_tokens"] == 256
 
@@ -93,7 +93,9 @@ def test_a_plan_that_cannot_be_made_stops_no_run_and_says_why(
     (plan,) = plans(recipe.run_dir)
     assert "the shape of it is not known" in plan["problem"]
     events = lines(Path(recipe.run_dir) / "events.jsonl")
-    assert [one["message"] for one in events if one["event"] == "no_plan"] == [plan["problem"]]
+    assert [event["message"] for event in events if event["event"] == "no_plan"] == [
+        plan["problem"]
+    ]
     (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
     assert not [key for key in line if key.startswith("estimated/")]
     assert "estimated_seconds" not in summary["phases"]["train"]

@@ -35,25 +35,25 @@ def test_a_killed_run_ends_with_the_same_bits_and_says_what_it_skipped(
 ) -> None:
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**26)
     model, saves = {"dtype": "float16"}, {"save_steps": 1}
-    whole = make_recipe(job, "whole", model=model, **changes, checkpoint=saves)
+    uninterrupted = make_recipe(job, "whole", model=model, **changes, checkpoint=saves)
     killed = make_recipe(job, "killed", model=model, **changes, checkpoint=saves)
-    train(whole, console)
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    assert_same_run(uninterrupted, killed, 3)
+    metrics = lines(Path(uninterrupted.run_dir) / "metrics.jsonl")
     skipped = [line["policy/skipped_updates"] for line in metrics]
     assert skipped[0] > 0
     assert metrics[0]["policy/loss_scale"] <= 2.0**26
     assert metrics[-1]["update"] == sum(line.get("updates/made", 1) for line in metrics) - sum(
         skipped
     )
-    events = lines(Path(whole.run_dir) / "events.jsonl")
-    told = [event for event in events if event["event"] == "update_skipped"]
+    events = lines(Path(uninterrupted.run_dir) / "events.jsonl")
+    skip_events = [event for event in events if event["event"] == "update_skipped"]
     critic = sum(line.get("critic/skipped_updates", 0.0) for line in metrics)
-    assert len(told) == sum(skipped) + critic
-    assert told[0]["step"] == 1
-    saved = tensors(whole.run_dir, 3)
+    assert len(skip_events) == sum(skipped) + critic
+    assert skip_events[0]["step"] == 1
+    saved = tensors(uninterrupted.run_dir, 3)
     assert float(saved["policy.optimizer/loss_scale"]) < 2.0**26
     assert saved["policy.weights/model.norm.weight"].dtype.itemsize == 4
 

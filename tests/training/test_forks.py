@@ -31,26 +31,26 @@ def run(*words: Any) -> None:
     "job", [pytest.param(job, marks=() if job in STATES else pytest.mark.long) for job in JOBS]
 )
 def test_a_fork_that_goes_on_has_the_same_bits(job: str, tmp_path: Path) -> None:
-    whole, fork = tmp_path / "run", tmp_path / "fork"
+    source_run, fork = tmp_path / "run", tmp_path / "fork"
     packed = job in ("grpo with lora", "grpo of stale samples")
     compress = ("--observe.compress", "gzip" if packed else "none")
-    run("train", write_recipe(job, tmp_path), "--run_dir", whole, *KEPT, *compress)
-    names = {path.name for path in (whole / "checkpoints" / "step-000002").iterdir()}
+    run("train", write_recipe(job, tmp_path), "--run_dir", source_run, *KEPT, *compress)
+    names = {path.name for path in (source_run / "checkpoints" / "step-000002").iterdir()}
     assert ("pending.safetensors" in names) == (job == "grpo of stale samples")
-    assert (whole / "samples.jsonl.gz").exists() == packed
-    run("fork", whole, "--checkpoint", "2", "--to", fork)
+    assert (source_run / "samples.jsonl.gz").exists() == packed
+    run("fork", source_run, "--checkpoint", "2", "--to", fork)
     assert [line["step"] for line in lines(fork / "metrics.jsonl")] == [1, 2]
     run("verify", fork)
     run("resume", fork, "--quiet")
-    assert fingerprint(fork) == fingerprint(whole)
+    assert fingerprint(fork) == fingerprint(source_run)
 
 
 def test_two_forks_try_two_ways_and_the_run_keeps_its_own(tmp_path: Path) -> None:
-    whole = tmp_path / "run"
-    run("train", write_recipe("dpo", tmp_path), "--run_dir", whole, *KEPT)
-    before = fingerprint(whole)
+    source_run = tmp_path / "run"
+    run("train", write_recipe("dpo", tmp_path), "--run_dir", source_run, *KEPT)
+    before = fingerprint(source_run)
     for name, lr in (("low", "1e-3"), ("high", "1e-1")):
-        run("fork", whole, "--checkpoint", "2", "--to", tmp_path / name)
+        run("fork", source_run, "--checkpoint", "2", "--to", tmp_path / name)
         words = ("--learner.lr", lr, "--allow-change", "learner.lr", "--quiet")
         assert main(["resume", str(tmp_path / name), *words[:2], "--quiet"]) == 2  # it is a change
         run("resume", tmp_path / name, *words)
@@ -58,21 +58,30 @@ def test_two_forks_try_two_ways_and_the_run_keeps_its_own(tmp_path: Path) -> Non
         assert [line["policy/lr"] for line in metrics] == [0.01, 0.01, float(lr), float(lr)]
     weights = [tensors(str(tmp_path / name), 4) for name in ("run", "low", "high")]
     name = next(name for name in weights[0] if name.startswith("policy.weights/"))
-    assert len({tuple(one[name].flatten().tolist()) for one in weights}) == 3
-    assert fingerprint(whole) == before
-    run("report", whole, tmp_path / "low", "--to", tmp_path / "both.html")
+    assert (
+        len({tuple(tensors_of_fork[name].flatten().tolist()) for tensors_of_fork in weights}) == 3
+    )
+    assert fingerprint(source_run) == before
+    run("report", source_run, tmp_path / "low", "--to", tmp_path / "both.html")
     run("checkpoints", tmp_path / "low")
 
 
 def test_a_run_that_is_under_way_is_forked_at_any_moment(tmp_path: Path) -> None:
     """It keeps one checkpoint, so that it removes those that are being read."""
-    whole, forks = tmp_path / "run", list[Path]()
-    words = ["train", str(write_recipe("sft", tmp_path)), "--run_dir", str(whole), "--steps", "24"]
+    source_run, forks = tmp_path / "run", list[Path]()
+    words = [
+        "train",
+        str(write_recipe("sft", tmp_path)),
+        "--run_dir",
+        str(source_run),
+        "--steps",
+        "24",
+    ]
     command = [sys.executable, "-m", "postgrad", *words, "--quiet"]
     with subprocess.Popen([*command, "--eval.every", "0"]) as process:
         while process.poll() is None:
             to = tmp_path / f"fork-{len(forks)}"
-            code = main(["fork", str(whole), "--to", str(to)])
+            code = main(["fork", str(source_run), "--to", str(to)])
             assert (code == 0) == to.exists()
             if code == 0:
                 assert all(info.complete for info in Run(to).checkpoints)
@@ -80,7 +89,7 @@ def test_a_run_that_is_under_way_is_forked_at_any_moment(tmp_path: Path) -> None
     assert process.returncode == 0
     steps = [max(info.step for info in Run(to).checkpoints) for to in forks]
     assert len(set(steps)) > 3
-    wanted = fingerprint(whole)
+    wanted = fingerprint(source_run)
     run("resume", forks[len(forks) // 2], "--quiet")
     assert fingerprint(forks[len(forks) // 2]) == wanted
     assert not list(tmp_path.glob(".fork-*"))
@@ -90,12 +99,12 @@ def test_a_run_that_is_under_way_is_forked_at_any_moment(tmp_path: Path) -> None
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_fork_of_a_run_on_ranks_has_the_parts_of_each_and_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    whole, fork = tmp_path / "run", tmp_path / "fork"
+    source_run, fork = tmp_path / "run", tmp_path / "fork"
     ranks = ("--learner.ranks", "2", "--learner.sharding", "zero3", "--cluster.type", "ray")
-    run("train", write_recipe("reward model", tmp_path), "--run_dir", whole, *KEPT, *ranks)
-    run("fork", whole, "--checkpoint", "2", "--to", fork)
+    run("train", write_recipe("reward model", tmp_path), "--run_dir", source_run, *KEPT, *ranks)
+    run("fork", source_run, "--checkpoint", "2", "--to", fork)
     (checkpoint,) = (fork / "checkpoints").glob("step-*")
     parts = sorted(path.name for path in checkpoint.glob("reward_model.weights.*"))
     assert [name.split(".")[2] for name in parts] == ["rank-0000-of-0002", "rank-0001-of-0002"]
     run("resume", fork, "--quiet")
-    assert fingerprint(fork) == fingerprint(whole)
+    assert fingerprint(fork) == fingerprint(source_run)

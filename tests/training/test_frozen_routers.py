@@ -36,9 +36,18 @@ def table(path: Path, **more: Any) -> dict[str, Any]:
 
 def moved(before: Path, after: Path) -> set[str]:
     """The names of the weights that differ between two models."""
-    one, two = (load_file(folder / "model.safetensors") for folder in (before, after))
-    assert one.keys() - {"lm_head.weight"} == two.keys() - {"lm_head.weight", "score.weight"}
-    return {name for name in one if name in two and not torch.equal(one[name], two[name])}
+    before_tensors, after_tensors = (
+        load_file(folder / "model.safetensors") for folder in (before, after)
+    )
+    assert before_tensors.keys() - {"lm_head.weight"} == after_tensors.keys() - {
+        "lm_head.weight",
+        "score.weight",
+    }
+    return {
+        name
+        for name in before_tensors
+        if name in after_tensors and not torch.equal(before_tensors[name], after_tensors[name])
+    }
 
 
 @pytest.mark.slow
@@ -54,20 +63,20 @@ def test_a_killed_run_ends_with_the_same_bits_and_the_routers_of_its_start(
         **changes,
         "checkpoint": {"save_steps": 1},
     }
-    whole, killed = (make_recipe(job, name, **more) for name in ("whole", "killed"))
-    train(whole, console)
+    uninterrupted, killed = (make_recipe(job, name, **more) for name in ("whole", "killed"))
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    assert not [name for name in tensors(whole.run_dir, 3) if GATE in name]
-    assert all(checked["good"] for checked in verify(Path(whole.run_dir), console))
+    assert_same_run(uninterrupted, killed, 3)
+    assert not [name for name in tensors(uninterrupted.run_dir, 3) if GATE in name]
+    assert all(checked["good"] for checked in verify(Path(uninterrupted.run_dir), console))
     for role in ("policy", "critic", "ema") if job == "rl" else ("policy",):
-        export(Path(whole.run_dir), "latest", tmp_path / role, role)
+        export(Path(uninterrupted.run_dir), "latest", tmp_path / role, role)
         different = moved(make_mixture(), tmp_path / role)
         assert not [name for name in different if GATE in name]
         assert [name for name in different if ".experts." in name]
     if job == "rl":
-        steps = lines(Path(whole.run_dir) / "metrics.jsonl")
+        steps = lines(Path(uninterrupted.run_dir) / "metrics.jsonl")
         assert all(line["sentinel/publish_difference"] < 1e-4 for line in steps)
 
 

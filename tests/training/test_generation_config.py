@@ -24,8 +24,8 @@ def test_no_sample_follows_it_and_an_export_has_it_without_penalties(
     stated = tmp_path / "stated"
     shutil.copytree(models(0), stated)
     file = stated / "generation_config.json"
-    own = json.loads(file.read_text()) | STATED
-    file.write_text(json.dumps(own | {"no_repeat_ngram_size": 1}))
+    own_config = json.loads(file.read_text()) | STATED
+    file.write_text(json.dumps(own_config | {"no_repeat_ngram_size": 1}))
     runs = list[Path]()
     for name, path in (("plain", models(0)), ("other", str(stated))):
         model = {"path": path, "init": None}
@@ -39,7 +39,7 @@ def test_no_sample_follows_it_and_an_export_has_it_without_penalties(
         assert plain == other
     exported = json.loads((runs[1] / "model" / "generation_config.json").read_text())
     for key in ("do_sample", "temperature", "top_k", "eos_token_id"):
-        assert exported[key] == own[key]
+        assert exported[key] == own_config[key]
     read: Any = GenerationConfig.from_pretrained(runs[1] / "model")
     assert read.repetition_penalty in (None, 1.0)
     assert read.no_repeat_ngram_size in (None, 0)

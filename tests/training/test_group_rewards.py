@@ -57,24 +57,24 @@ def test_a_run_learns_from_a_function_of_the_users_that_compares_samples(
         runs.append(samples(Path(recipe.run_dir)))
     assert runs[0] == runs[1]
     ended = set[bool]()
-    for _, group in groupby(runs[0], key=lambda one: one["ticket"]):
+    for _, group in groupby(runs[0], key=lambda sample_line: sample_line["ticket"]):
         drawn = list(group)
-        texts = [one["text"] for one in drawn]
-        tokens = [sum(len(turn["token_ids"]) for turn in one["turns"]) for one in drawn]
+        texts = [line["text"] for line in drawn]
+        tokens = [sum(len(turn["token_ids"]) for turn in line["turns"]) for line in drawn]
         assert len(drawn) == 4
-        for one, text, count in zip(drawn, texts, tokens, strict=True):
-            assert one["rewards"]["rare"] == 2 * (1 - texts.count(text) / 4)
+        for line, text, count in zip(drawn, texts, tokens, strict=True):
+            assert line["rewards"]["rare"] == 2 * (1 - texts.count(text) / 4)
             spread = max(tokens) - min(tokens)
             relative = 0.5 - (count - min(tokens)) / spread if spread else 0.0
-            assert one["rewards"]["relative_length"] == relative
-            assert one["rewards"]["ends"] == float(one["finish_reason"] == "stop")
-            assert one["total"] == one["rewards"]["rare"] + 0.5 * relative
-            ended.add(one["finish_reason"] == "stop")
+            assert line["rewards"]["relative_length"] == relative
+            assert line["rewards"]["ends"] == float(line["finish_reason"] == "stop")
+            assert line["total"] == line["rewards"]["rare"] + 0.5 * relative
+            ended.add(line["finish_reason"] == "stop")
     assert ended == {True, False}
     evaluated = samples(Path(recipe.run_dir), "eval_samples.jsonl")
-    greedy = [one for one in evaluated if one.get("greedy")]
+    greedy = [line for line in evaluated if line.get("greedy")]
     assert greedy
-    assert all(one["rewards"]["relative_length"] == 0.0 for one in greedy)  # a group of one
+    assert all(line["rewards"]["relative_length"] == 0.0 for line in greedy)  # a group of one
 
 
 @pytest.mark.slow

@@ -73,5 +73,5 @@ def test_sft_then_rl_over_all_real_questions(
 
 
 def read_questions(rows: range) -> list[dict[str, Any]]:
-    found = lines(Path(DATA or "") / "gsm8k.jsonl")
-    return [found[row] for row in rows]
+    questions = lines(Path(DATA or "") / "gsm8k.jsonl")
+    return [questions[row] for row in rows]

@@ -40,8 +40,10 @@ def scores_by_transformers(model: str, sequences: list[np.ndarray]) -> np.ndarra
     """Each conversation alone, so without padding."""
     lm: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
-        found = [lm(torch.from_numpy(one.astype(np.int64))[None]).logits for one in sequences]
-    return torch.cat(found)[:, 0].numpy()
+        logits = [
+            lm(torch.from_numpy(token_ids.astype(np.int64))[None]).logits for token_ids in sequences
+        ]
+    return torch.cat(logits)[:, 0].numpy()
 
 
 @pytest.mark.slow
@@ -62,9 +64,9 @@ def test_the_shipped_recipe_runs_on_a_file_and_its_rows_add_up(
     assert last["rows"] == held_out.get("kept", 0) + held_out.get("truncated", 0)
     pairs = load_pairs(recipe.eval.sets[0].data, AutoTokenizer.from_pretrained(model)).all()
     both = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
-    found = scores_by_transformers(model, both)
-    assert last["accuracy"] == np.mean(found[0::2] > found[1::2])
-    assert last["reward_mean"] == pytest.approx(found.mean(), rel=1e-4)
+    scores = scores_by_transformers(model, both)
+    assert last["accuracy"] == np.mean(scores[0::2] > scores[1::2])
+    assert last["reward_mean"] == pytest.approx(scores.mean(), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -77,13 +79,13 @@ def test_a_peer_takes_the_same_steps_on_the_same_pairs(tmp_path: Path) -> None:
          "--seeds", "1", "--to", report],
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    found = json.loads(report.read_text("utf-8"))
-    (seed,) = found["seeds"]
+    peer_report = json.loads(report.read_text("utf-8"))
+    (seed,) = peer_report["seeds"]
     assert seed["first_losses_apart"] < 1e-5
     assert seed["trl"]["tokens"]["different"] == 0
     assert abs(seed["postgrad"]["held_out"] - seed["trl"]["held_out"]) < 0.01
     assert seed["postgrad"]["own_held_out"] == pytest.approx(seed["postgrad"]["held_out"])
-    rows = found["rows"]
+    rows = peer_report["rows"]
     assert (rows["training"]["rows"], rows["held_out"]["rows"]) == (1500, 300)
     assert rows["training"]["empty"] == 4
     counts = {k: v for k, v in rows["training"].items() if k not in ("dataset", "rows", "notes")}

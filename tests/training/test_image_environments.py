@@ -151,9 +151,9 @@ def test_a_run_that_resumes_in_the_middle_of_episodes_has_the_same_bits(
     turns = tensors(str(tmp_path / "parted"), 1)["pending/turns"][:, :2].tolist()
     assert any(turns.count(place) > 1 for place in turns)  # in the middle of an episode
     resume(tmp_path / "parted", ["--steps", "3"], (), Console())
-    whole, parted = (tensors(str(tmp_path / name), 3) for name in ("whole", "parted"))
-    assert whole.keys() == parted.keys()
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+    uninterrupted, parted = (tensors(str(tmp_path / name), 3) for name in ("whole", "parted"))
+    assert uninterrupted.keys() == parted.keys()
+    assert all(torch.equal(uninterrupted[name], parted[name]) for name in uninterrupted)
 
 
 @pytest.mark.slow

@@ -154,11 +154,11 @@ def test_sft_learns_and_exports_the_four_bits_with_its_adapter(
 def test_a_killed_run_ends_with_the_same_bits(
     kind: str, recipe: dict[str, Any], job: type, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, killed = (make(kind, name, **recipe) for name in ("whole", "killed"))
-    train(whole, Console())
+    uninterrupted, killed = (make(kind, name, **recipe) for name in ("whole", "killed"))
+    train(uninterrupted, Console())
     train_until_killed(monkeypatch, job, 2, killed, Console())
     resume(Path(killed.run_dir), [], [], Console())
-    assert_same_run(whole, killed, 3)
+    assert_same_run(uninterrupted, killed, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

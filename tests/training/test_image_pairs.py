@@ -129,9 +129,9 @@ def test_a_run_that_resumes_has_the_same_bits(job: str, make: Make, tmp_path: Pa
     train(make("qwen2_5_vl", "whole", job=job), Console())
     train(make("qwen2_5_vl", "parted", job=job, steps=1), Console())
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
-    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
-    assert whole.keys() == parted.keys()
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+    uninterrupted, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert uninterrupted.keys() == parted.keys()
+    assert all(torch.equal(uninterrupted[name], parted[name]) for name in uninterrupted)
 
 
 @pytest.mark.slow
@@ -186,9 +186,9 @@ def test_every_text_of_a_side_shows_the_images_that_it_has(
     path = models("qwen2_5_vl")
     tokenizer: Any = load_tokenizer(path)
     reader = ImageReader(path, load_config(path), tokenizer)
-    whole = "{{ part['text'] }}"  # the template drops an earlier answer's first letter
+    text_part = "{{ part['text'] }}"  # the template drops an earlier answer's first letter
     cut = "{{ part['text'] if message == messages[-1] else part['text'][1:] }}"
-    tokenizer.chat_template = tokenizer.chat_template.replace(whole, cut)
+    tokenizer.chat_template = tokenizer.chat_template.replace(text_part, cut)
     shown = [
         {"role": "user", "content": [{"type": "image", "base64": data}]}
         for data in (base64.b64encode(picture(n, 16, 16)).decode() for n in range(2))

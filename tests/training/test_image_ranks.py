@@ -157,12 +157,12 @@ def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bi
     reinforced: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     """resumed: the worker is killed after a resume."""
-    alone, whole = (reinforced(name, ranked=name == "whole") for name in ("alone", "whole"))
-    first, second = map(weights, (alone, whole))
+    alone, ranked_run = (reinforced(name, ranked=name == "whole") for name in ("alone", "whole"))
+    first, second = map(weights, (alone, ranked_run))
     assert distance("", second, first) < 1e-4
     tokens = [
         [[turn["token_ids"] for turn in line["turns"]] for line in lines(folder / "samples.jsonl")]
-        for folder in (alone, whole)
+        for folder in (alone, ranked_run)
     ]
     assert tokens[0] == tokens[1]
 
@@ -185,7 +185,7 @@ def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bi
     assert "restarted" not in {event["event"] for event in events}
     again = weights(lossy)
     assert all(torch.equal(second[name], again[name]) for name in second)
-    assert timeless(whole / "samples.jsonl") == timeless(lossy / "samples.jsonl")
+    assert timeless(ranked_run / "samples.jsonl") == timeless(lossy / "samples.jsonl")
 
 
 def test_workers_and_ranks_read_the_images_of_replies(
@@ -197,14 +197,16 @@ def test_workers_and_ranks_read_the_images_of_replies(
         "rollout": {"max_new_tokens": 20, "stop": [*ascii_letters]},
         "data": {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 400},
     }
-    alone, whole = (
+    alone, ranked_run = (
         reinforced(name, ranked=name == "whole", **sections) for name in ("alone", "whole")
     )
-    first, second = map(weights, (alone, whole))
+    first, second = map(weights, (alone, ranked_run))
     assert distance("", second, first) < 1e-4
-    said = [
+    sampled_tokens = [
         [[turn["token_ids"] for turn in line["turns"]] for line in lines(folder / "samples.jsonl")]
-        for folder in (alone, whole)
+        for folder in (alone, ranked_run)
     ]
-    assert said[0] == said[1]
-    assert any(turn.get("images") for s in lines(whole / "samples.jsonl") for turn in s["turns"])
+    assert sampled_tokens[0] == sampled_tokens[1]
+    assert any(
+        turn.get("images") for s in lines(ranked_run / "samples.jsonl") for turn in s["turns"]
+    )

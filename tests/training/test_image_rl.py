@@ -128,9 +128,9 @@ def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: P
     train(make(kind, "whole"), Console())
     train(make(kind, "parted", steps=1), Console())
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
-    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
-    assert whole.keys() == parted.keys()
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+    uninterrupted, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert uninterrupted.keys() == parted.keys()
+    assert all(torch.equal(uninterrupted[name], parted[name]) for name in uninterrupted)
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_samples_under_way_go_on_behind_their_images_after_a_resume(
     train(make("qwen3_vl", "whole", rollout=ahead), Console())
     train(make("qwen3_vl", "parted", rollout=ahead, steps=1), Console())
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
-    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+    uninterrupted, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert all(torch.equal(uninterrupted[name], parted[name]) for name in uninterrupted)
 
 
 @pytest.mark.slow
@@ -204,11 +204,11 @@ def test_a_replay_reads_the_images_of_the_run_by_their_hashes(make: Make, tmp_pa
 def test_a_tower_that_the_engine_does_not_get_is_found(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = LocalEngine.load_weights
+    original_load = LocalEngine.load_weights
 
     def partly(self: Any, weights: Any, version: int) -> Any:
         kept = dict(self._lm.named_parameters())
-        return whole(
+        return original_load(
             self,
             [(n, kept[n].clone() if image_part(n) == "vision" else w) for n, w in weights],
             version,

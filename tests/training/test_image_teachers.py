@@ -105,13 +105,13 @@ def test_the_most_likely_tokens_are_those_of_transformers(kind: str) -> None:
     scene, teacher = Scene(kind), teacher_model(kind)
     vocabulary, top_k = teacher.config.get_text_config().vocab_size, 5
     reads = ReadingTeacher(backbone_of(scene, teacher), vocabulary)
-    said = reads.top_logprobs(scene.sequences, top_k, 1.0).result()
+    likeliest = reads.top_logprobs(scene.sequences, top_k, 1.0).result()
     eager = fresh(kind, "eager")
     eager.load_state_dict(teacher.state_dict())
     for number, logits in enumerate(transformers_logits(eager, scene)):
         mask = scene.sequences.loss_mask.row(number)
         best = logits.log_softmax(-1)[:-1].topk(top_k, -1).values.numpy()[mask[1:]]
-        row_said = said.row(number)[mask]
+        row_said = likeliest.row(number)[mask]
         np.testing.assert_allclose(row_said[:, top_k : 2 * top_k], best, rtol=1e-4, atol=2e-5)
 
 
@@ -204,11 +204,13 @@ def test_a_student_answers_rows_with_images_itself(
     assert [line["on_policy/samples"] for line in metrics] == [4.0, 4.0]
     assert all(line["sentinel/publish_difference"] < 1e-5 for line in metrics)
     assert {len(row.images) for _, row in learned} == {0, 1, 2}
-    for given, own in learned:
-        begin = int(np.flatnonzero(given.loss_mask)[0])
-        assert own.token_ids[:begin].tolist() == given.token_ids[:begin].tolist()
-        assert not own.loss_mask[:begin].any()
-        assert [image.digest for image in own.images] == [image.digest for image in given.images]
+    for row_given, row_answered in learned:
+        begin = int(np.flatnonzero(row_given.loss_mask)[0])
+        assert row_answered.token_ids[:begin].tolist() == row_given.token_ids[:begin].tolist()
+        assert not row_answered.loss_mask[:begin].any()
+        assert [image.digest for image in row_answered.images] == [
+            image.digest for image in row_given.images
+        ]
 
 
 SERVER: dict[str, Any] = {"server": {"base_url": "http://localhost:1", "model": "m"}}
@@ -219,9 +221,9 @@ def test_a_teacher_behind_a_server_is_not_asked_about_images(
 ) -> None:
     with pytest.raises(UsageError, match=r"teacher\.server: row 0 of rows\.jsonl has an image\. "):
         taught("rl", SERVER)
-    one = {"sets": [{"datasets": ["rows.jsonl"], **SERVER}]}
+    one_teacher = {"sets": [{"datasets": ["rows.jsonl"], **SERVER}]}
     with pytest.raises(UsageError, match=r"teacher\.sets\.0\.server: row 0 of rows\.jsonl has"):
-        taught("rl", one)
+        taught("rl", one_teacher)
     with pytest.raises(UsageError, match=r"teacher\.server: row 0 of rows\.jsonl has an image\. "):
         taught("rl", SERVER, by=tried)
 
@@ -241,12 +243,12 @@ def test_a_teacher_behind_a_server_grades_text_as_the_same_model_does_here(
     (tmp_path / "text.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     data = {"path": str(tmp_path / "text.jsonl"), "messages": "messages", "max_len": 200}
     here = {"data": data, "model": {"path": models("qwen3_5"), "dtype": "float32"}}
-    mine = taught("rl", {"model": {"path": other}}, **here)
+    graded_here = taught("rl", {"model": {"path": other}}, **here)
     graded = load_model(other, dtype=torch.float32, images=True)
     with chat_server(graded_by(graded.lm, graded.tokenizer)) as server:
         there = {**here, "run_dir": str(tmp_path / "there")}
         theirs = taught("rl", {"server": {"base_url": server.url}}, **there)
-    for ours, served in zip(mine, theirs, strict=True):
+    for ours, served in zip(graded_here, theirs, strict=True):
         assert ours["teacher/reverse_kl"] == pytest.approx(served["teacher/reverse_kl"], abs=1e-4)
         assert ours["teacher/reverse_kl"] > 1e-3
 

@@ -123,9 +123,9 @@ def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: P
     train(make(kind, "whole"), Console())
     train(make(kind, "parted", steps=1), Console())
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
-    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
-    assert whole.keys() == parted.keys()
-    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+    uninterrupted, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert uninterrupted.keys() == parted.keys()
+    assert all(torch.equal(uninterrupted[name], parted[name]) for name in uninterrupted)
 
 
 @pytest.mark.parametrize(

@@ -49,20 +49,20 @@ def test_thinned_and_compressed_samples_survive_a_kill(
         "eval": {"every": 1},
         "observe": {"samples": 8, "eval_samples": 3, "compress": "gzip"},
     }
-    whole, killed = (make_recipe("rl", name, **changes) for name in ("whole", "killed"))
-    train(whole, console)
+    uninterrupted, killed = (make_recipe("rl", name, **changes) for name in ("whole", "killed"))
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
+    assert_same_run(uninterrupted, killed, 3)
     for name in SAMPLES:
-        packed = [Path(recipe.run_dir) / f"{name}.gz" for recipe in (whole, killed)]
+        packed = [Path(recipe.run_dir) / f"{name}.gz" for recipe in (uninterrupted, killed)]
         assert packed[0].read_bytes() == packed[1].read_bytes()
-        assert not (Path(whole.run_dir) / name).exists()
-    steps = [line["step"] for line in of(whole)]
+        assert not (Path(uninterrupted.run_dir) / name).exists()
+    steps = [line["step"] for line in of(uninterrupted)]
     assert steps == sorted([1, 2, 3] * 8)  # two groups of four
-    assert all(line["of"] == 16 for line in of(whole))
+    assert all(line["of"] == 16 for line in of(uninterrupted))
     asked = [
-        {line["row"] for line in of(whole, "eval_samples.jsonl") if line["step"] == s}
+        {line["row"] for line in of(uninterrupted, "eval_samples.jsonl") if line["step"] == s}
         for s in range(4)
     ]
     assert all(rows == asked[0] for rows in asked)  # the same prompt at every evaluation
@@ -105,7 +105,7 @@ def test_eval_writes_every_answer_of_both_models(
 def test_eval_refuses_a_file_where_nothing_is_sampled(
     models: Any, make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
-    one = {"n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
-    recipe = make_recipe("sft", rewards=[], eval=one)
+    eval_table = {"n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
+    recipe = make_recipe("sft", rewards=[], eval=eval_table)
     with pytest.raises(UsageError, match=r"--to .* samples no answers"):
         evaluate(recipe, models(1), console, to=tmp_path / "answers.jsonl")

@@ -28,23 +28,23 @@ Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parents[2]
 
 
-def own(run_dir: Path) -> logged.Steps:
+def own_metrics(run_dir: Path) -> logged.Steps:
     """What the run's own files say."""
     return {step: dict(values) for step, values in recorded(run_dir)}
 
 
-def assert_same(found: logged.Steps, wanted: logged.Steps) -> None:
+def assert_same(logged_steps: logged.Steps, wanted: logged.Steps) -> None:
     """Every step, every number; float32 is what TensorBoard keeps."""
-    assert found.keys() == wanted.keys()
+    assert logged_steps.keys() == wanted.keys()
     for step, values in wanted.items():
-        assert found[step] == pytest.approx(values, rel=1e-6, abs=1e-30), step
+        assert logged_steps[step] == pytest.approx(values, rel=1e-6, abs=1e-30), step
 
 
 def test_tensorboard_draws_what_metrics_jsonl_says(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("rl", observe={"loggers": ["tensorboard"]}, eval={"every": 2})
     train(recipe, console)
     run = Path(recipe.run_dir)
-    assert_same(logged.tensorboard(run), own(run))
+    assert_same(logged.tensorboard(run), own_metrics(run))
     assert {"reward", "eval/accuracy", "sample_seconds"} <= logged.tensorboard(run)[2].keys()
 
 
@@ -60,7 +60,7 @@ def test_a_run_resumed_with_tensorboard_has_no_step_twice_and_none_missing(
     assert max(logged.tensorboard(run)) == 3  # after the checkpoint of step 2
     _wait_for_another_second()
     resume(run, [], [], console)
-    assert_same(logged.tensorboard(run), own(run))
+    assert_same(logged.tensorboard(run), own_metrics(run))
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_logger_added_at_a_resume_is_told_the_whole_run(
     run = Path(recipe.run_dir)
     resume(run, ["--steps", "4", "--observe.loggers", '["tensorboard"]'], [], console)
     assert sorted(logged.tensorboard(run)) == [0, 1, 2, 3, 4]
-    assert_same(logged.tensorboard(run), own(run))
+    assert_same(logged.tensorboard(run), own_metrics(run))
 
 
 def test_a_logger_that_breaks_in_the_run_is_an_event_and_the_run_goes_on(
@@ -140,7 +140,7 @@ def test_a_killed_process_and_a_resumed_one_draw_one_curve_everywhere(
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wanted = own(run)
+    wanted = own_metrics(run)
     assert sorted(wanted) == list(range(1, 61))
     assert_same(logged.tensorboard(run), wanted)
     curves = logged.trackio(tmp_path / "trackio", "postgrad")
@@ -162,12 +162,15 @@ def _as_in_mlflow(steps: logged.Steps) -> logged.Steps:
     }
 
 
-def _assert_timeless(found: logged.Steps, wanted: logged.Steps) -> None:
+def _assert_timeless(logged_steps: logged.Steps, wanted: logged.Steps) -> None:
     """Steps that were made again took another time, and are the same else."""
     endings = ("_seconds", "_bytes", "_per_second", "_time_fraction")
     cut = [
-        {s: {k: v for k, v in each.items() if not k.endswith(endings)} for s, each in one.items()}
-        for one in (found, wanted)
+        {
+            s: {k: v for k, v in each.items() if not k.endswith(endings)}
+            for s, each in steps_by_number.items()
+        }
+        for steps_by_number in (logged_steps, wanted)
     ]
     assert_same(*cut)
 
@@ -188,7 +191,7 @@ def test_a_fork_is_a_curve_of_its_own_from_the_first_step(
     drawn = logged.tensorboard(run)
     fork(run, str(steps[0]), to, console)
     resume(to, [], [], console)
-    assert_same(logged.tensorboard(to), own(to))
+    assert_same(logged.tensorboard(to), own_metrics(to))
     assert (min(logged.tensorboard(to)), max(logged.tensorboard(to))) == (0, 4)
     assert logged.tensorboard(run) == drawn
     ids = [store_of(recipe, RunDirectory(path)).load().state.loggers["id"] for path in (run, to)]

@@ -92,7 +92,7 @@ def test_an_evaluation_that_fails_costs_no_step_that_was_trained(
 ) -> None:
     recipe = make_recipe("rl", eval={"at_start": False}, checkpoint=AT_THE_END)
 
-    def broken(self: Any, *given: Any) -> Any:
+    def broken(self: Any, *arguments: Any) -> Any:
         raise ScoresMissing("the judge is down")
 
     monkeypatch.setattr(Evaluator, "__call__", broken)

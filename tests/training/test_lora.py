@@ -44,15 +44,15 @@ def adapted(models: Any, seed: int = 0, **lora: Any) -> dict[str, Any]:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The parts of every RL job that was made."""
-    found: list[Any] = []
-    whole = RLJob.__init__
+    parts_seen: list[Any] = []
+    original_init = RLJob.__init__
 
     def keep(self: RLJob, run: Any, parts: Any) -> None:
-        found.append(parts)
-        whole(self, run, parts)
+        parts_seen.append(parts)
+        original_init(self, run, parts)
 
     monkeypatch.setattr(rl.RLJob, "__init__", keep)
-    return found
+    return parts_seen
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,11 @@ def test_policy_and_reference_hold_one_copy_of_the_base(
     assert type(reference) is Policy
     assert pointers(reference.backbone.lm) == pointers(policy.backbone.lm)
     sequences = some_sequences()
-    found = reference.logprobs(sequences).result()
+    logprobs = reference.logprobs(sequences).result()
     lm: Any = load_model(models(0), dtype=torch.float32).lm
     plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
     wanted = plain.logprobs(sequences).result()
-    assert found.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
+    assert logprobs.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
     moved = policy.logprobs(sequences).result()
     assert np.abs(moved.values - wanted.values).max() > 1e-3
 
@@ -123,19 +123,21 @@ def test_b_at_a_rate_of_its_own_goes_on_with_the_same_bits_after_a_kill(
     """B is zero at the start, so that the first update moves it alone, by the rate of B."""
     learner = {"lr": 1e-3, "loraplus_lr_ratio": 8.0, "threads": 1}
     same = {"model": adapted(models), "checkpoint": {"save_steps": 1, "max_ckpt_num": 9}}
-    whole = make_recipe("sft", "whole", learner=learner, **same)
+    uninterrupted = make_recipe("sft", "whole", learner=learner, **same)
     killed = make_recipe("sft", "killed", learner=learner, **same)
     plain = make_recipe("sft", "plain", learner=learner | {"loraplus_lr_ratio": 1.0}, **same)
-    train(whole, console)
+    train(uninterrupted, console)
     train(plain, console)
     train_until_killed(monkeypatch, SFTJob, 1, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    first, other = tensors(whole.run_dir, 1), tensors(plain.run_dir, 1)
+    assert_same_run(uninterrupted, killed, 3)
+    first, other = tensors(uninterrupted.run_dir, 1), tensors(plain.run_dir, 1)
     for name in (name for name in first if name.startswith("policy.weights/")):
         ratio = 8.0 if "lora_B" in name else 1.0
         torch.testing.assert_close(first[name], other[name] * ratio)
-    assert {line["policy/lr"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")} == {1e-3}
+    assert {line["policy/lr"] for line in lines(Path(uninterrupted.run_dir) / "metrics.jsonl")} == {
+        1e-3
+    }
 
 
 @pytest.mark.slow
@@ -154,13 +156,13 @@ def test_the_engine_samples_with_the_merged_weights(
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(merged[name], base[name])
     tokens = list(some_sequences().tokens)
-    got = np.concatenate([one[1:] for one in engine.logprobs(tokens, 1.0)])
+    got = np.concatenate([token_logprobs[1:] for token_logprobs in engine.logprobs(tokens, 1.0)])
     policy.temperature = 1.0
     wanted = policy.logprobs(some_sequences()).result()
     np.testing.assert_allclose(got, wanted.values[some_sequences().loss_mask.values], atol=1e-4)
-    found = lines(Path(recipe.run_dir) / "metrics.jsonl")
-    assert all(line["sentinel/publish_difference"] < 1e-4 for line in found)
-    assert any(line["sentinel/policy_moved"] > 1e-3 for line in found)
+    metric_lines = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert all(line["sentinel/publish_difference"] < 1e-4 for line in metric_lines)
+    assert any(line["sentinel/policy_moved"] > 1e-3 for line in metric_lines)
 
 
 @pytest.mark.slow
@@ -187,12 +189,12 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
 ) -> None:
     changes = dict(changes)
     model = adapted(models, dora=changes.pop("dora", False))
-    whole = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
+    uninterrupted = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
     killed = make_recipe(job, "killed", model=model, **changes, checkpoint={"save_steps": 1})
-    train(whole, console)
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
+    assert_same_run(uninterrupted, killed, 3)
 
 
 @pytest.mark.slow
@@ -211,23 +213,23 @@ def test_pissa_has_the_base_as_its_reference_goes_on_after_a_kill_and_is_exporte
     lora = {"dropout": 0.0, "init": "pissa", "rank_pattern": {"layers.0.mlp.down_proj": 2}}
     model = adapted(models, **lora) | more
     changes = {"algorithm": GRPO, "checkpoint": {"save_steps": 1}, "learner": {"lr": 1e-3}}
-    whole = make_recipe("rl", "whole", model=model, **changes)
+    uninterrupted = make_recipe("rl", "whole", model=model, **changes)
     killed = make_recipe("rl", "killed", model=model, **changes)
-    train(whole, console)
+    train(uninterrupted, console)
     reference, policy = seen[0].roles.reference, seen[0].roles.policy
     assert pointers(reference.backbone.lm) == pointers(policy.backbone.lm)
     if not more:
         lm: Any = load_model(models(0), dtype=torch.float32).lm
         plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
-        found, wanted = (role.logprobs(some_sequences()).result() for role in (reference, plain))
-        assert found.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
-    kl = [line["policy/kl"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
+        logprobs, wanted = (role.logprobs(some_sequences()).result() for role in (reference, plain))
+        assert logprobs.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
+    kl = [line["policy/kl"] for line in lines(Path(uninterrupted.run_dir) / "metrics.jsonl")]
     assert kl[0] < 1e-3 < kl[-1]
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    export(Path(whole.run_dir), "latest", tmp_path / "adapter", adapter=True)
-    export(Path(whole.run_dir), "latest", tmp_path / "merged")
+    assert_same_run(uninterrupted, killed, 3)
+    export(Path(uninterrupted.run_dir), "latest", tmp_path / "adapter", adapter=True)
+    export(Path(uninterrupted.run_dir), "latest", tmp_path / "merged")
     of_adapter, merged = (
         dict(load_model(str(tmp_path / name), dtype=torch.float32).lm.named_parameters())
         for name in ("adapter", "merged")
@@ -262,13 +264,13 @@ def test_a_killed_run_that_trains_modules_whole_ends_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = saving(untied, dtype=dtype)
-    whole = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
+    uninterrupted = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
     killed = make_recipe(job, "killed", model=model, **changes, checkpoint={"save_steps": 1})
-    train(whole, console)
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    saved = tensors(whole.run_dir, 3)
+    assert_same_run(uninterrupted, killed, 3)
+    saved = tensors(uninterrupted.run_dir, 3)
     base = load_file(Path(untied) / "model.safetensors")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         weight = saved[f"policy.weights/base_model.model.{name}"]
@@ -326,16 +328,16 @@ def test_reference_logprobs_of_a_preference_are_those_of_the_base(
     make_recipe: Any, console: Console, models: Any
 ) -> None:
     """With an adapter and without, the first step has one loss and no distance."""
-    found: list[dict[str, Any]] = []
+    first_lines: list[dict[str, Any]] = []
     for run, model in (("whole", {"path": models(1), "init": None}), ("lora", adapted(models, 1))):
         recipe = make_recipe("preference", run, model=model, data={"max_len": 64, "cache": False})
         write_pairs(Path(recipe.data.path))
         train(recipe, console)
-        found.append(lines(Path(recipe.run_dir) / "metrics.jsonl")[0])
-    for line in found:
+        first_lines.append(lines(Path(recipe.run_dir) / "metrics.jsonl")[0])
+    for line in first_lines:
         assert line["policy/loss"] == pytest.approx(np.log(2), rel=1e-6)
         assert line["policy/kl"] == 0.0
-    logprobs = [line["policy/logprob_chosen"] for line in found]
+    logprobs = [line["policy/logprob_chosen"] for line in first_lines]
     assert logprobs[0] == pytest.approx(logprobs[1], rel=1e-6)
 
 
@@ -389,6 +391,6 @@ def test_a_base_that_changed_under_its_adapter_stops_the_resume(
     recipe = make_recipe("sft", model={**adapted(models), "path": str(base)})
     train(recipe, console)
     weights = load_file(base / "model.safetensors")
-    save_file({name: one + 1 for name, one in weights.items()}, base / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, base / "model.safetensors")
     with pytest.raises(RunError, match=r"\(policy\) is not the one"):
         resume(Path(recipe.run_dir), ["--steps", "4"], [], console)

@@ -49,12 +49,12 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:  # fmt: skip
     table = model(router_aux_loss_coef=0.1, router_z_loss_coef=0.01)
     more: dict[str, Any] = {**changes, "checkpoint": {"save_steps": 1}}
-    whole = make_recipe(job, "whole", model=table, **more)
+    uninterrupted = make_recipe(job, "whole", model=table, **more)
     killed = make_recipe(job, "killed", model=table, **more)
-    train(whole, console)
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
+    assert_same_run(uninterrupted, killed, 3)
 
 
 @pytest.mark.slow

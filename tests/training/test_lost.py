@@ -31,17 +31,19 @@ CHANGES: dict[str, Any] = {
 
 def kill_at(patch: pytest.MonkeyPatch, victims: dict[int, tuple[str, int]]) -> None:
     """Before the step after each of these, for the first time, that process of a role is killed."""
-    whole, left = RLJob.step, dict(victims)
+    original_step, left = RLJob.step, dict(victims)
 
     def step(self: Any, state: Any) -> Any:
         if state.step in left:
             role, number = left.pop(state.step)
             events = lines(self._run.directory.path / "events.jsonl")
-            placed = [one for one in events if one["event"] == "placed" and one["role"] == role]
+            placed = [
+                event for event in events if event["event"] == "placed" and event["role"] == role
+            ]
             if role == "rollout":  # one event for each
-                placed, number = [one for one in placed if one["number"] == number], 0
+                placed, number = [event for event in placed if event["number"] == number], 0
             os.kill(placed[-1]["places"][number][1], signal.SIGKILL)
-        return whole(self, state)
+        return original_step(self, state)
 
     patch.setattr(RLJob, "step", step)
 
@@ -61,32 +63,34 @@ def checkpoint(recipe: Recipe) -> Any:
 def test_a_killed_rank_and_a_killed_engine_change_no_bit_and_lose_no_ticket(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, lost = (make_recipe("rl", name, **CHANGES) for name in ("whole", "lost"))
-    train(whole, console)
+    undisturbed, lost = (make_recipe("rl", name, **CHANGES) for name in ("whole", "lost"))
+    train(undisturbed, console)
     with monkeypatch.context() as patch:
         kill_at(patch, {3: ("policy", 1), 5: ("rollout", 0)})
         train(lost, console)
 
     events = lines(Path(lost.run_dir) / "events.jsonl")
-    told = [one for one in events if one["event"] == "restarted"]
-    assert [one["step"] for one in told] == [2]
-    assert told[0]["message"].startswith("rank 1 died: ")
+    restarts = [event for event in events if event["event"] == "restarted"]
+    assert [event["step"] for event in restarts] == [2]
+    assert restarts[0]["message"].startswith("rank 1 died: ")
     placed = [event for event in events if event["event"] == "placed"]
     workers = [event["places"] for event in placed if event["role"] == "rollout"]
     assert workers[2:4] == workers[:2]  # they outlive the ranks, and are named again
-    (replaced,) = [one for one in events if one["event"] == "engine_lost"]
+    (replaced,) = [event for event in events if event["event"] == "engine_lost"]
     assert replaced["message"].startswith("rollout worker 0 died: ")
-    assert [one["engine"] for one in events if one["event"] == "engine_joined"] == [0]
+    assert [event["engine"] for event in events if event["event"] == "engine_joined"] == [0]
 
-    one, two = checkpoint(whole), checkpoint(lost)
-    assert one.stems == two.stems
-    for stem in one.stems:
-        a, b = one.tensors(stem), two.tensors(stem)
+    full_checkpoint, lost_checkpoint = checkpoint(undisturbed), checkpoint(lost)
+    assert full_checkpoint.stems == lost_checkpoint.stems
+    for stem in full_checkpoint.stems:
+        a, b = full_checkpoint.tensors(stem), lost_checkpoint.tensors(stem)
         assert all(torch.equal(a[name], b[name]) for name in a)
-    assert one.state.cursor == two.state.cursor
+    assert full_checkpoint.state.cursor == lost_checkpoint.state.cursor
     for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
-        one, two = (without_engines(Path(run.run_dir) / file) for run in (whole, lost))
-        assert one == two
+        expected_lines, lost_lines = (
+            without_engines(Path(run.run_dir) / file) for run in (undisturbed, lost)
+        )
+        assert expected_lines == lost_lines
     drawn = [
         (line["ticket"], line["sample"]) for line in lines(Path(lost.run_dir) / "samples.jsonl")
     ]

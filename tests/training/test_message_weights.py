@@ -88,15 +88,17 @@ def test_the_same_weight_on_every_message_changes_no_bit(
     micro: int | None, make: Any, rows: Write, console: Console
 ) -> None:
     batch = {"micro_train_batch_size": micro}
-    ones, halves, others = (
+    of_weight_one, halves, others = (
         make(name, rows(name, weight), batch=batch)
         for name, weight in [("ones", lambda *_: 1), ("halves", lambda *_: 0.5), ("odd", odd)]
     )
-    for recipe in (ones, halves, others):
+    for recipe in (of_weight_one, halves, others):
         train(recipe, console)
-    one, half, other = (tensors(each.run_dir, STEPS) for each in (ones, halves, others))
-    assert all(torch.equal(one[name], half[name]) for name in one)
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    tensors_of_one, half, other = (
+        tensors(each.run_dir, STEPS) for each in (of_weight_one, halves, others)
+    )
+    assert all(torch.equal(tensors_of_one[name], half[name]) for name in tensors_of_one)
+    assert not all(torch.equal(tensors_of_one[name], other[name]) for name in tensors_of_one)
 
 
 @pytest.mark.parametrize("micro", [None, 2])

@@ -44,10 +44,10 @@ def events(recipe: Recipe, kind: str) -> list[dict[str, Any]]:
 
 def fail_during(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
     """The network is down from the end of step `first` until that of step `last`."""
-    whole = SFTJob.step
+    original_step = SFTJob.step
 
     def step(self: Any, state: Any) -> Any:
-        result = whole(self, state)
+        result = original_step(self, state)
         FailingStore.changes, FailingStore.fails_on = 0, True
         FailingStore.fails_at = int(first <= result[0].step < last)
         return result
@@ -81,8 +81,8 @@ def test_a_last_upload_that_fails_is_told_and_the_same_command_ends_it(
     with monkeypatch.context() as patch:
         fail_during(patch, 3, 9)
         assert main(["train", str(path)]) == 1
-    told = capsys.readouterr()
-    assert f"{URL} is behind: it has step" in told.out
+    captured = capsys.readouterr()
+    assert f"{URL} is behind: it has step" in captured.out
     assert (Path(recipe.run_dir) / "model" / "config.json").exists()
     last = events(recipe, "mirror_failed")[-1]["message"]
     assert last.startswith("the mirror lacks the checkpoint of step 3, which is on the disk")
@@ -127,13 +127,13 @@ def slow() -> Iterator[str]:
 def test_ctrl_c_gives_up_the_last_upload_and_the_run_says_so(
     slow: str, make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, waits = StopSignals.pause, [0]
+    original_pause, waits = StopSignals.pause, [0]
 
     def pause(self: StopSignals, seconds: float) -> bool:
         waits[0] += 1
         if waits[0] == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return whole(self, seconds)
+        return original_pause(self, seconds)
 
     monkeypatch.setattr(StopSignals, "pause", pause)
     recipe = make_recipe("sft", steps=1, checkpoint={**SAVES, "mirror": slow})
@@ -161,10 +161,10 @@ def test_a_newer_checkpoint_takes_the_place_of_one_that_waits(
         "sft", steps=4, checkpoint={**SAVES, "mirror": slow, **more}, eval=evaluated
     )
     seen: list[list[int]] = []
-    whole = Uploader.offer
+    original_offer = Uploader.offer
 
     def offer(self: Uploader, step: int) -> None:
-        whole(self, step)
+        original_offer(self, step)
         seen.append(self._run.store.steps())
         if step == 4:
             SlowStore.go_on.set()
@@ -183,12 +183,12 @@ def test_a_process_that_was_replaced_trains_on_and_says_so_once(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe("sft", steps=5, checkpoint={**SAVES, "mirror": URL})
-    whole = SFTJob.step
+    original_step = SFTJob.step
 
     def step(self: Any, state: Any) -> Any:
         if state.step == 1:
             Mirror(URL).claim(Owner("0" * 32, {}))
-        return whole(self, state)
+        return original_step(self, state)
 
     monkeypatch.setattr(SFTJob, "step", step)
     summary = train(recipe, console)
@@ -209,9 +209,9 @@ def test_the_table_of_checkpoints_and_the_start_name_the_mirror(
     fail_during(monkeypatch, 3, 9)
     train(recipe, Console("plain"))
     shown = capsys.readouterr()
-    told = shown.out + shown.err
-    assert f"mirror: {URL} gets each checkpoint behind the next steps; it has none yet" in told
-    assert f"waiting until {URL} has the checkpoint of step 3" in told
+    output = shown.out + shown.err
+    assert f"mirror: {URL} gets each checkpoint behind the next steps; it has none yet" in output
+    assert f"waiting until {URL} has the checkpoint of step 3" in output
     table = checkpoints(Path(recipe.run_dir), Console("plain"))
     assert [(info["step"], info["mirrored"]) for info in table] == [(2, True), (3, False)]
     shown = capsys.readouterr()

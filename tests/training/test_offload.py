@@ -39,30 +39,30 @@ FOLLOWED = {
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Makes a CPU count as a device. (what stays, bytes that are away) of every leave."""
-    found: list[tuple[str, int]] = []
-    leave, made = LearnerOffload.offload, loading._backbone
+    offloads: list[tuple[str, int]] = []
+    leave, original_backbone = LearnerOffload.offload, loading._backbone
 
     def noted(self: LearnerOffload, keep: Any) -> None:
         leave(self, keep)
         if self.copies.nbytes:
-            found.append((keep, self.copies.nbytes))
+            offloads.append((keep, self.copies.nbytes))
 
     def allocated(model: Any, *rest: Any) -> Any:
         for tensor in (*model.lm.parameters(), *model.lm.buffers()):
             tensor.data = tensor.data.clone()
-        return made(model, *rest)
+        return original_backbone(model, *rest)
 
     monkeypatch.setattr(LearnerOffload, "offload", noted)
     monkeypatch.setattr(loading, "_backbone", allocated)
     monkeypatch.setattr(offload, "frees_device_memory", lambda device: True)
     monkeypatch.setattr(Run, "free_memory", lambda self, keep="all": self.fleet.free_memory(keep))
-    return found
+    return offloads
 
 
 def state(recipe: Recipe) -> dict[str, bytes]:
     """Every tensor of the last checkpoint, and what was sampled and evaluated."""
     folder = Path(recipe.run_dir)
-    found = CheckpointStore(folder / "checkpoints", CheckpointSettings()).load()
+    checkpoint = CheckpointStore(folder / "checkpoints", CheckpointSettings()).load()
     tensors = {
         f"{stem}/{name}": torch.empty(tensor.shape, dtype=tensor.dtype)
         .copy_(tensor)
@@ -70,8 +70,8 @@ def state(recipe: Recipe) -> dict[str, bytes]:
         .view(torch.uint8)
         .numpy()
         .tobytes()
-        for stem in found.stems
-        for name, tensor in found.tensors(stem).items()
+        for stem in checkpoint.stems
+        for name, tensor in checkpoint.tensors(stem).items()
     }
     return {**tensors, **dict(logged(folder))}
 
@@ -113,10 +113,10 @@ def test_a_run_has_the_bits_of_one_whose_learner_stays(
 def test_a_resume_may_change_the_setting(
     make_recipe: MakeRecipe, console: Console, left: list[tuple[str, int]]
 ) -> None:
-    whole = make_recipe("rl", "whole", steps=3)
-    train(whole, console)
+    unchanged = make_recipe("rl", "whole", steps=3)
+    train(unchanged, console)
     begun = make_recipe("rl", "parts", steps=2, learner={"offload": "sampling"})
     train(begun, console)
     assert left
     resume(Path(begun.run_dir), ["--steps", "3", "--learner.offload", "false"], [], console)
-    assert state(whole) == state(begun)
+    assert state(unchanged) == state(begun)

@@ -34,13 +34,13 @@ def recipe(make_recipe: Any, url: str, **more: Any) -> Any:
 @pytest.mark.slow
 def test_the_answers_of_a_server_are_scored(make_recipe: Any, models: Any, console: Console):
     with chat_server(backward) as server:
-        found = evaluate(recipe(make_recipe, server.url, model="theirs"), models(0), console)
+        eval_result = evaluate(recipe(make_recipe, server.url, model="theirs"), models(0), console)
     asked = [body["messages"][-1]["content"] for _, _, body in server.requests]
     assert len(asked) == 32
-    right = sum("e" not in one.rsplit(" ", 1)[-1] for one in asked) / 32
+    right = sum("e" not in prompt_text.rsplit(" ", 1)[-1] for prompt_text in asked) / 32
     assert 0.0 < right < 1.0
-    assert found["accuracy"] == right
-    assert found["failed"] == 0
+    assert eval_result["accuracy"] == right
+    assert eval_result["failed"] == 0
     assert {body["model"] for _, _, body in server.requests} == {"theirs"}
 
 
@@ -76,8 +76,8 @@ def test_rows_with_images_are_shown_to_a_server(
             "rollout": {"type": "openai", "max_new_tokens": 16, "openai": {"base_url": server.url}},
             "scoring": {"workers": 1},
         }  # fmt: skip
-        found = evaluate(parse_recipe(raw), path, console)
-    assert (found["rows"], found["accuracy"]) == (3, 1.0)
+        eval_result = evaluate(parse_recipe(raw), path, console)
+    assert (eval_result["rows"], eval_result["accuracy"]) == (3, 1.0)
     contents = [body["messages"][0]["content"] for _, _, body in server.requests]
     kinds = sorted(
         "text" if isinstance(each, str) else "-".join(part["type"] for part in each)

@@ -46,13 +46,13 @@ def fail_at(
     error: BaseException | None = None,
 ) -> None:
     """The call of that number is refused memory."""
-    whole, calls = getattr(kind, name), [0]
+    original, calls = getattr(kind, name), [0]
 
     def method(self: Any, *args: Any, **named: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
             raise error or RuntimeError(REFUSED)
-        return whole(self, *args, **named)
+        return original(self, *args, **named)
 
     monkeypatch.setattr(kind, name, method)
 
@@ -64,12 +64,12 @@ def test_memory_that_is_refused_is_told_from_other_failures() -> None:
         RuntimeError(REFUSED),
     ):
         assert ran_out(error)
-    with pytest.raises(MemoryError) as found:
+    with pytest.raises(MemoryError) as memory_error:
         np.zeros(2**57)
-    assert ran_out(found.value)
-    with pytest.raises(RuntimeError) as said:
+    assert ran_out(memory_error.value)
+    with pytest.raises(RuntimeError) as torch_error:
         torch.empty(2**57)
-    assert ran_out(said.value)
+    assert ran_out(torch_error.value)
     for error in (RuntimeError("shapes do not match"), ValueError(REFUSED), KeyError("memory")):
         assert not ran_out(error)
 
@@ -82,13 +82,13 @@ def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rare = {"checkpoint": {"save_steps": 0}}
-    whole, failed = trained("rl", **rare), make_recipe("rl", "failed", **rare)
+    uninterrupted, failed = trained("rl", **rare), make_recipe("rl", "failed", **rare)
     with monkeypatch.context() as patch:
         fail_at(patch, LiveSource, "next", 3)
         with pytest.raises(OutOfMemory, match=r"sample of step 3.*2 is kept.*rollout\.slots 8"):
             train(failed, console)
     train(failed, console)
-    assert_same_run(whole, failed, 3)
+    assert_same_run(uninterrupted, failed, 3)
 
 
 @pytest.mark.slow
@@ -98,14 +98,14 @@ def test_in_an_update_the_last_checkpoint_stands(
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, failed = trained("rl"), make_recipe("rl", "failed")
+    uninterrupted, failed = trained("rl"), make_recipe("rl", "failed")
     with monkeypatch.context() as patch:
         fail_at(patch, MasterOptimizer, "step", 3)
         with pytest.raises(OutOfMemory, match=r"train/update of step 3.* of step 2 is kept"):
             train(failed, console)
     assert not (Path(failed.run_dir) / "checkpoints" / "step-000003").exists()
     train(failed, console)
-    assert_same_run(whole, failed, 3)
+    assert_same_run(uninterrupted, failed, 3)
 
 
 @pytest.mark.slow
@@ -116,10 +116,10 @@ def test_the_command_that_is_named_goes_on(
     recipe = make_recipe("rl")
     with monkeypatch.context() as patch:
         fail_at(patch, Learner, "update", 2)
-        with pytest.raises(OutOfMemory) as found:
+        with pytest.raises(OutOfMemory) as error:
             train(recipe, console)
-    assert found.value.exit_code == 1
-    text = str(found.value)
+    assert error.value.exit_code == 1
+    text = str(error.value)
     size = re.search(r"--batch\.micro_train_tokens (\d+)", text)
     assert size is not None
     assert int(size[1]) < 2048
@@ -168,9 +168,9 @@ def test_a_gpu_that_has_no_memory_says_what_was_reserved_and_fragmented(
         monkeypatch.delenv(name, raising=False)
     recipe = make_recipe("sft")
     fail_at(monkeypatch, Learner, "update", 1, torch.OutOfMemoryError(REFUSED_BY_GPU))
-    with pytest.raises(OutOfMemory) as found:
+    with pytest.raises(OutOfMemory) as error:
         train(recipe, console)
-    text = str(found.value)
+    text = str(error.value)
     assert "CUDA out of memory: torch had reserved 82.41 GB: 75.43 GB allocated" in text
     assert "6.98 GB fragmented" in text
     assert "1.07 GB of the GPU were free and 2.68 GB asked for" in text

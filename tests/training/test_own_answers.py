@@ -82,9 +82,9 @@ def test_answers_that_did_not_end_by_themselves_are_truncated() -> None:
 def test_which_rows_are_answered_depends_on_seed_and_ticket_alone(
     share: float, seed: int, tickets: list[int]
 ) -> None:
-    own = OwnAnswers(share, SamplingSettings(max_new_tokens=4), 6, seed)
-    together = own.requests([row(ticket, [0, 0, 0, 1]) for ticket in tickets])
-    alone = [r for ticket in tickets for r in own.requests([row(ticket, [0, 0, 0, 1])])]
+    own_answers = OwnAnswers(share, SamplingSettings(max_new_tokens=4), 6, seed)
+    together = own_answers.requests([row(ticket, [0, 0, 0, 1]) for ticket in tickets])
+    alone = [r for ticket in tickets for r in own_answers.requests([row(ticket, [0, 0, 0, 1])])]
     assert [r.ticket for r in together] == [r.ticket for r in alone]
     assert [r.ticket for r in together] == [
         ticket for ticket in tickets if uniform(seed, "on_policy", ticket) < share
@@ -94,9 +94,9 @@ def test_which_rows_are_answered_depends_on_seed_and_ticket_alone(
 
 
 def test_a_row_without_a_question_is_an_error_that_names_it() -> None:
-    own = OwnAnswers(1.0, SamplingSettings(max_new_tokens=4), 6, 0)
+    own_answers = OwnAnswers(1.0, SamplingSettings(max_new_tokens=4), 6, 0)
     with pytest.raises(UsageError, match="row 3: nothing precedes its answer"):
-        own.requests([row(3, [1, 1])])
+        own_answers.requests([row(3, [1, 1])])
 
 
 @pytest.fixture
@@ -171,30 +171,33 @@ def test_a_share_of_none_is_the_run_without(
     make_student: Callable[..., Recipe], console: Console
 ) -> None:
     plain = {"type": "distillation", "divergence": "reverse_kl"}
-    one, two = make_student("none", 0.0), make_student("plain", 0.5, algorithm=plain)
-    train(one, console)
-    train(two, console)
-    first, second = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
+    of_share_none, plain_run = (
+        make_student("none", 0.0),
+        make_student("plain", 0.5, algorithm=plain),
+    )
+    train(of_share_none, console)
+    train(plain_run, console)
+    first, second = tensors(of_share_none.run_dir, 3), tensors(plain_run.run_dir, 3)
     assert all(first[name].equal(second[name]) for name in first)
-    assert "on_policy/samples" not in logged(one)[0]
+    assert "on_policy/samples" not in logged(of_share_none)[0]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_answers_the_same_rows_with_the_same_tokens(
     make_student: Callable[..., Recipe], console: Console
 ) -> None:
-    whole, halves = make_student("whole", 0.5), make_student("halves", 0.5, steps=2)
-    train(whole, console)
+    uninterrupted, halves = make_student("whole", 0.5), make_student("halves", 0.5, steps=2)
+    train(uninterrupted, console)
     train(halves, console)
     train(make_student("halves", 0.5), console)
-    one, two = tensors(whole.run_dir, 3), tensors(halves.run_dir, 3)
-    assert one.keys() == two.keys()
-    assert all(one[name].equal(two[name]) for name in one)
-    logs = [Path(recipe.run_dir) / "metrics.jsonl" for recipe in (whole, halves)]
+    full_tensors, resumed_tensors = tensors(uninterrupted.run_dir, 3), tensors(halves.run_dir, 3)
+    assert full_tensors.keys() == resumed_tensors.keys()
+    assert all(full_tensors[name].equal(resumed_tensors[name]) for name in full_tensors)
+    logs = [Path(recipe.run_dir) / "metrics.jsonl" for recipe in (uninterrupted, halves)]
     assert timeless(logs[0]) == timeless(logs[1])
-    steps = logged(whole)
+    steps = logged(uninterrupted)
     counts = [step["on_policy/samples"] for step in steps]
-    chosen = uniform(whole.seed, "on_policy", np.arange(24)) < 0.5
+    chosen = uniform(uninterrupted.seed, "on_policy", np.arange(24)) < 0.5
     assert counts == chosen.reshape(3, 8).sum(1).tolist()
     assert 0 < sum(counts) < 24
 

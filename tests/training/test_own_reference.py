@@ -77,9 +77,9 @@ def test_a_run_on_a_group_of_one_rank_gives_the_bits_of_this_process(
     train(here, console)
     train(there, console)
     assert len(fake_ranks) == 1
-    one, two = (tensors(recipe.run_dir, 3) for recipe in (here, there))
-    assert one.keys() == two.keys()
-    assert all(one[name].equal(two[name]) for name in one)
+    local_tensors, ranked_tensors = (tensors(recipe.run_dir, 3) for recipe in (here, there))
+    assert local_tensors.keys() == ranked_tensors.keys()
+    assert all(local_tensors[name].equal(ranked_tensors[name]) for name in local_tensors)
     assert loss_of(here) == loss_of(there)
 
 
@@ -163,13 +163,13 @@ def test_the_cache_key_of_reference_logprobs_has_ranks_only_where_there_are_seve
     train(make_preference("here", steps=1), console)
     train(make_preference("one rank", steps=1, cluster={"type": "ray"}), console)
     train(make_preference("two ranks", steps=1, **RANKS), console)
-    here, one, two = cache_keys
+    here, one_rank, two_ranks = cache_keys
     assert here.keys() == {
         "model", "versions", "choices", "compiled", "mkl", "micro_train_batch_size", "attention",
         "router_dtype", "quantize",
     }  # fmt: skip
-    assert one == here  # the same bits: what one process kept is read by a single rank
-    assert two == {**here, "ranks": [2, 1, 1, 1]}
+    assert one_rank == here  # the same bits: what one process kept is read by a single rank
+    assert two_ranks == {**here, "ranks": [2, 1, 1, 1]}
 
 
 @pytest.mark.slow
@@ -182,6 +182,6 @@ def test_the_cache_key_names_the_reference_and_not_the_policy(
     train(make_preference("one", steps=1), console)
     other = {"reference": {"model": {"path": models(3)}}}
     train(make_preference("two", steps=1, **other), console)
-    one, two = cache_keys
-    assert one["model"] == loading.frozen_hash(models(2))
-    assert two == {**one, "model": loading.frozen_hash(models(3))}
+    first_key, second_key = cache_keys
+    assert first_key["model"] == loading.frozen_hash(models(2))
+    assert second_key == {**first_key, "model": loading.frozen_hash(models(3))}

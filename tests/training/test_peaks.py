@@ -58,15 +58,15 @@ class Pages(Tank):
 
 def test_each_gauge_of_a_device_has_a_column_of_its_own() -> None:
     tank = Tank()
-    found = Peaks(tank, Pages(tank))
+    run_peaks = Peaks(tank, Pages(tank))
     tank.fill(10)
-    found.set_baseline()
-    with found.within("sample"):
+    run_peaks.set_baseline()
+    with run_peaks.within("sample"):
         tank.fill(100)
-        with found.within("sample/decode"):
+        with run_peaks.within("sample/decode"):
             tank.fill(70)
-    assert found.baseline == 10
-    assert found.take_step() == {
+    assert run_peaks.baseline == 10
+    assert run_peaks.take_step() == {
         "sample_memory_bytes": 90,
         "sample_reserved_bytes": 64,  # of two pages, the first was there before
         "sample/decode_memory_bytes": 90,
@@ -80,69 +80,69 @@ def test_a_span_has_the_most_within_it_and_not_of_its_neighbours(
 ) -> None:
     before, first, between, second = (level + 10 for level in levels)
     tank = Tank()
-    found = Peaks(tank)
+    run_peaks = Peaks(tank)
     tank.fill(10)
-    found.set_baseline()
+    run_peaks.set_baseline()
     tank.fill(before)
     tank.fill(10)
-    with found.within("whole"):
-        with found.within("whole/first"):
+    with run_peaks.within("whole"):
+        with run_peaks.within("whole/first"):
             tank.fill(first)
             tank.fill(10)
         tank.fill(between)
         tank.fill(10)
-        with found.within("whole/second"):
+        with run_peaks.within("whole/second"):
             tank.fill(second)
             tank.fill(10)
-    assert found.take_step() == {
+    assert run_peaks.take_step() == {
         "whole/first_memory_bytes": first - 10,
         "whole/second_memory_bytes": second - 10,
         "whole_memory_bytes": max(first, between, second) - 10,
     }
-    assert found.take_step() == {}
-    assert found.total["whole_memory_bytes"] == max(first, between, second) - 10
+    assert run_peaks.take_step() == {}
+    assert run_peaks.total["whole_memory_bytes"] == max(first, between, second) - 10
 
 
 def test_what_was_held_before_the_baseline_is_not_the_runs() -> None:
     tank = Tank()
-    found = Peaks(tank)
-    with found.within("load"):
+    run_peaks = Peaks(tank)
+    with run_peaks.within("load"):
         tank.fill(1000)
         tank.fill(300)
-        found.set_baseline()
+        run_peaks.set_baseline()
         tank.fill(350)
-        found.set_baseline()  # the first one counts
-    assert found.take_step() == {"load_memory_bytes": 50}
+        run_peaks.set_baseline()  # the first one counts
+    assert run_peaks.take_step() == {"load_memory_bytes": 50}
 
 
 def test_a_span_that_is_raised_leaves_the_others_right() -> None:
     tank = Tank()
-    found = Peaks(tank)
-    found.set_baseline()
+    run_peaks = Peaks(tank)
+    run_peaks.set_baseline()
 
     def fail() -> None:
-        with found.within("whole/part"):
+        with run_peaks.within("whole/part"):
             tank.fill(70)
             raise KeyError
 
-    with found.within("whole"):
+    with run_peaks.within("whole"):
         with pytest.raises(KeyError):
             fail()
         tank.fill(20)
-    assert found.take_step() == {"whole_memory_bytes": 70}
+    assert run_peaks.take_step() == {"whole_memory_bytes": 70}
 
 
 def test_resident_memory_of_this_process_is_measured_phase_by_phase() -> None:
     gauges = gauges_for("cpu")
     if not gauges:
         pytest.skip("this system does not say what a process holds at most")
-    found = Peaks(*gauges)
-    found.set_baseline()
-    with found.within("large"):
+    run_peaks = Peaks(*gauges)
+    run_peaks.set_baseline()
+    with run_peaks.within("large"):
         np.ones(60_000_000, np.uint8)
-    with found.within("small"):
+    with run_peaks.within("small"):
         np.ones(1_000_000, np.uint8)
-    measured = found.take_step()
+    measured = run_peaks.take_step()
     assert 50_000_000 < measured["large_memory_bytes"] < 120_000_000
     assert measured["small_memory_bytes"] < 40_000_000
     assert Resident.most >= measured["large_memory_bytes"]

@@ -54,21 +54,23 @@ def test_a_run_records_the_commits_and_keeps_to_them_when_main_moves(
     hub: OfflineHub, tmp_path: Path, models: Any, console: Console
 ) -> None:
     recipe = recipe_of(tmp_path)
-    whole = recipe_of(tmp_path, run_dir=str(tmp_path / "whole"), steps=3)
+    uninterrupted = recipe_of(tmp_path, run_dir=str(tmp_path / "whole"), steps=3)
     train(recipe, console)
-    train(whole, console)
+    train(uninterrupted, console)
     written = json.loads((tmp_path / "run" / "recipe.json").read_text("utf-8"))
     assert written["recipe"]["model"]["revision"] == written["recipe"]["data"]["revision"] == A
-    assert [(one["key"], one["revision"], one["commit"]) for one in written["sources"]] == [
+    assert [
+        (source["key"], source["revision"], source["commit"]) for source in written["sources"]
+    ] == [
         ("model", None, A),
         ("data", None, A),
     ]
-    [started] = [one for one in lines(tmp_path / "run" / "events.jsonl") if "sources" in one]
+    [started] = [event for event in lines(tmp_path / "run" / "events.jsonl") if "sources" in event]
     assert started["sources"] == {"model": f"org/tiny@{A}", "data": f"org/rows@{A}"}
     hub.model("org/tiny", B, models(2))
     hub.dataset("org/rows", B, ROWS[::-1], when=2)
     resume(tmp_path / "run", ["--steps", "3"], [], console)
-    assert_same_run(whole, recipe, 3)
+    assert_same_run(uninterrupted, recipe, 3)
     train(with_overrides(recipe, ["--steps", "4"]), console)  # of the unpinned recipe, as well
     again = json.loads((tmp_path / "run" / "recipe.json").read_text("utf-8"))
     assert again["sources"] == written["sources"]
@@ -144,12 +146,12 @@ def test_a_changed_tokenizer_of_a_model_directory_stops_the_resume(
     hub: OfflineHub, tmp_path: Path, console: Console
 ) -> None:
     """Weights of the start are in checkpoints; how text becomes tokens is not."""
-    own = hub.model("org/own", A, hub.models / "models--org--tiny" / "snapshots" / A)
-    recipe = recipe_of(tmp_path, model={"path": str(own)})
+    model_folder = hub.model("org/own", A, hub.models / "models--org--tiny" / "snapshots" / A)
+    recipe = recipe_of(tmp_path, model={"path": str(model_folder)})
     train(recipe, console)
-    (own / "model.safetensors").touch()
+    (model_folder / "model.safetensors").touch()
     resume(tmp_path / "run", ["--steps", "3"], [], console)
-    config = own / "tokenizer_config.json"
+    config = model_folder / "tokenizer_config.json"
     config.write_text(config.read_text("utf-8") + "\n", "utf-8")
     with pytest.raises(UsageError, match=r"model\.path: .* it was sha256:.*, now sha256:"):
         resume(tmp_path / "run", ["--steps", "4"], [], console)
@@ -175,9 +177,12 @@ def test_what_is_made_of_a_run_uses_its_commit(
 def test_an_evaluation_says_which_commits_it_read(
     hub: OfflineHub, tmp_path: Path, console: Console
 ) -> None:
-    told = {"eval": {"path": "org/rows", "max_new_tokens": 4}, "rewards": [{"type": "exact_match"}]}
-    report = evaluate(recipe_of(tmp_path, scoring={"workers": 1}, **told), "org/tiny", console)
-    assert [(one["key"], one["commit"]) for one in report["sources"]] == [
+    sections = {
+        "eval": {"path": "org/rows", "max_new_tokens": 4},
+        "rewards": [{"type": "exact_match"}],
+    }
+    report = evaluate(recipe_of(tmp_path, scoring={"workers": 1}, **sections), "org/tiny", console)
+    assert [(source["key"], source["commit"]) for source in report["sources"]] == [
         ("eval.sets.0", A),
         ("--model", A),
     ]
@@ -210,8 +215,8 @@ def test_roles_take_the_revision_with_the_path() -> None:
         "batch": {"rollout_batch_size": 2, "n_samples_per_prompt": 1},
         "rollout": {"max_new_tokens": 4},
     }
-    found = {one.key: one.name for one in sources(parse_recipe(raw))}
-    assert found == {
+    names_by_key = {source.key: source.name for source in sources(parse_recipe(raw))}
+    assert names_by_key == {
         "model": "org/tiny@v1",
         "reference.model": "org/other",
         "critic.model": "org/judge@v2",  # which the reward model shares

@@ -48,8 +48,8 @@ PPO: dict[str, Any] = {
 }
 
 
-def of_role(found: dict[str, torch.Tensor], stem: str) -> dict[str, torch.Tensor]:
-    return {n.partition("/")[2]: t for n, t in found.items() if n.startswith(f"{stem}/")}
+def of_role(tensors_by_name: dict[str, torch.Tensor], stem: str) -> dict[str, torch.Tensor]:
+    return {n.partition("/")[2]: t for n, t in tensors_by_name.items() if n.startswith(f"{stem}/")}
 
 
 def metrics(recipe: Any) -> list[dict[str, Any]]:
@@ -69,17 +69,17 @@ def test_in_warm_up_steps_the_critic_learns_and_the_policy_keeps_every_bit(
 ) -> None:
     recipe = make_recipe("rl", **PPO, model={"path": models(0)}, steps=2)
     train(recipe, console)
-    found = tensors(recipe.run_dir, 2)
+    saved = tensors(recipe.run_dir, 2)
     start = dict(load_model(models(0), dtype=torch.float32).lm.named_parameters())
-    policy = of_role(found, "policy.weights")
+    policy = of_role(saved, "policy.weights")
     assert policy.keys() == start.keys()
     assert all(torch.equal(policy[name], start[name]) for name in start)
-    assert int(found["policy.optimizer/updates"]) == 0
-    critic = of_role(found, "critic.weights")
-    own = dict(load_score_model(models(0), dtype=torch.float32).lm.named_parameters())
-    assert critic.keys() == own.keys()
-    assert not any(torch.equal(critic[name], own[name]) for name in own)
-    assert int(found["critic.optimizer/updates"]) == 4
+    assert int(saved["policy.optimizer/updates"]) == 0
+    critic = of_role(saved, "critic.weights")
+    start_weights = dict(load_score_model(models(0), dtype=torch.float32).lm.named_parameters())
+    assert critic.keys() == start_weights.keys()
+    assert not any(torch.equal(critic[name], start_weights[name]) for name in start_weights)
+    assert int(saved["critic.optimizer/updates"]) == 4
     for line in metrics(recipe):
         assert line["update"] == 0
         assert line["loss"] is None
@@ -96,10 +96,10 @@ def test_the_policy_learns_from_the_step_after_the_warm_up_on(
 ) -> None:
     """No sample is hoarded: each step trains on its own."""
     recipe = trained("rl", **PPO, steps=4)
-    found = metrics(recipe)
-    assert [line["update"] for line in found] == [0, 0, 2, 4]
-    assert [line["episodes"] for line in found] == [16, 32, 48, 64]
-    assert found[-1]["policy/grad_norm"] > 0
+    metric_lines = metrics(recipe)
+    assert [line["update"] for line in metric_lines] == [0, 0, 2, 4]
+    assert [line["episodes"] for line in metric_lines] == [16, 32, 48, 64]
+    assert metric_lines[-1]["policy/grad_norm"] > 0
     updates = tensors(recipe.run_dir, 4)
     assert int(updates["policy.optimizer/updates"]) == 4
     assert int(updates["critic.optimizer/updates"]) == 8
@@ -113,10 +113,12 @@ def test_a_schedule_would_end_behind_the_run_though_the_policy_starts_late(
     learner = {"lr": 1e-2, "schedule": "linear", "threads": 1}
     recipe = make_recipe("rl", **PPO, learner=learner, steps=4)
     train(recipe, console)
-    found = metrics(recipe)
-    assert [line["policy/lr"] for line in found[2:]] == pytest.approx([1e-2 * 3 / 4, 1e-2 / 4])
+    metric_lines = metrics(recipe)
+    assert [line["policy/lr"] for line in metric_lines[2:]] == pytest.approx(
+        [1e-2 * 3 / 4, 1e-2 / 4]
+    )
     wanted = [2e-2 * left / 8 for left in (7, 5, 3, 1)]  # of the last update in each step
-    assert [line["critic/lr"] for line in found] == pytest.approx(wanted)
+    assert [line["critic/lr"] for line in metric_lines] == pytest.approx(wanted)
 
 
 @pytest.mark.slow
@@ -128,14 +130,14 @@ def test_a_killed_run_counts_each_roles_updates_and_ends_with_the_same_bits(
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = trained("rl", **PPO, steps=4)
+    uninterrupted = trained("rl", **PPO, steps=4)
     killed = make_recipe("rl", "killed", **PPO, steps=4)
     train_until_killed(monkeypatch, RLJob, steps, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 4)
-    used = [line["kl/coefficient"] for line in metrics(whole)]
+    assert_same_run(uninterrupted, killed, 4)
+    used = [line["kl/coefficient"] for line in metrics(uninterrupted)]
     assert len(set(used)) > 1  # adaptive: a run that forgot it would not give the same bits
-    assert len({line["reward_scaling/mean"] for line in metrics(whole)}) > 1
+    assert len({line["reward_scaling/mean"] for line in metrics(uninterrupted)}) > 1
 
 
 @pytest.mark.slow
@@ -153,11 +155,11 @@ def test_a_critic_starts_from_the_reward_model(
     }
     recipe = make_recipe("rl", **{**PPO, **frozen}, **more)
     train(recipe, console)
-    found = of_role(tensors(recipe.run_dir, 1), "critic.weights")
-    own = dict(load_score_model(reward_model, dtype=torch.float32).lm.named_parameters())
-    assert found.keys() == own.keys()
-    for name, tensor in own.items():
-        torch.testing.assert_close(found[name], tensor.detach(), rtol=0, atol=1e-9)
+    critic_weights = of_role(tensors(recipe.run_dir, 1), "critic.weights")
+    reward_weights = dict(load_score_model(reward_model, dtype=torch.float32).lm.named_parameters())
+    assert critic_weights.keys() == reward_weights.keys()
+    for name, tensor in reward_weights.items():
+        torch.testing.assert_close(critic_weights[name], tensor.detach(), rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -165,12 +167,12 @@ def test_any_role_is_exported(make_recipe: Any, console: Console, tmp_path: Path
     recipe = make_recipe("rl", **PPO)
     train(recipe, console)
     run = Path(recipe.run_dir)
-    found = tensors(recipe.run_dir, 3)
+    saved = tensors(recipe.run_dir, 3)
     for role in ("policy", "critic"):
         to = str(export(run, "latest", tmp_path / role, role))
         load = load_model if role == "policy" else load_score_model
         read = dict(load(to, dtype=torch.float32).lm.named_parameters())
-        wanted = of_role(found, f"{role}.weights")
+        wanted = of_role(saved, f"{role}.weights")
         assert all(torch.equal(read[name], wanted[name]) for name in wanted)
     with pytest.raises(UsageError, match="role 'reward': this run has policy and critic"):
         export(run, "latest", tmp_path / "reward", "reward")

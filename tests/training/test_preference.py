@@ -46,17 +46,17 @@ def answer_logprobs(lm: Any, rows: Sequence[Sequence[int]], starts: Sequence[int
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     seen = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     logprobs = torch.log_softmax(lm(ids, attention_mask=seen).logits, -1)
-    found = logprobs[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    spans = zip(found, rows, starts, strict=True)
-    return [one[start - 1 : len(row) - 1] for one, row, start in spans]
+    token_logprobs = logprobs[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    spans = zip(token_logprobs, rows, starts, strict=True)
+    return [row_logprobs[start - 1 : len(row) - 1] for row_logprobs, row, start in spans]
 
 
 def sums(of: list[Tensor]) -> Tensor:
-    return torch.stack([one.sum() for one in of])
+    return torch.stack([answer.sum() for answer in of])
 
 
 def means(of: list[Tensor]) -> Tensor:
-    return torch.stack([one.mean() for one in of])
+    return torch.stack([answer.mean() for answer in of])
 
 
 def dpo(policy: list[Tensor], ref: list[Tensor]) -> Tensor:
@@ -142,8 +142,8 @@ def test_a_step_on_pairs_is_the_formula_on_plain_transformers(
     pairs = training_rows(
         load_pairs, recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0)
     ).all()
-    rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
-    marks = [one for pair in pairs for one in (pair.chosen_mask, pair.rejected_mask)]
+    rows = [token_ids.tolist() for pair in pairs for token_ids in (pair.chosen, pair.rejected)]
+    marks = [mask for pair in pairs for mask in (pair.chosen_mask, pair.rejected_mask)]
     starts = [int(np.argmax(mask)) for mask in marks]
     assert all(mask[start:].all() for mask, start in zip(marks, starts, strict=True))
     lm = plain(models(1))
@@ -170,9 +170,9 @@ def test_a_step_of_kto_is_the_formula_on_plain_transformers(
         load_labelled, recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0)
     )
     samples = [draws.draw(ticket, recipe.seed) for ticket in range(ROWS)]
-    rows = [one.token_ids.tolist() for one in samples]
-    starts = [int(np.argmax(one.loss_mask)) for one in samples]
-    good = torch.tensor([one.desirable for one in samples])
+    rows = [sample.token_ids.tolist() for sample in samples]
+    starts = [int(np.argmax(sample.loss_mask)) for sample in samples]
+    good = torch.tensor([sample.desirable for sample in samples])
     nexts = [*range(1, ROWS), 0]
     crossed = [rows[i][: starts[i]] + rows[j][starts[j] :] for i, j in enumerate(nexts)]
     lm, other = plain(models(1)), plain(models(2))
@@ -221,8 +221,8 @@ def test_a_mismatched_prompt_keeps_its_images_and_those_of_the_other_answer() ->
 
 def test_one_sample_is_mismatched_with_itself() -> None:
     mask = Ragged.of([[False, True]])
-    one = Sequences(Ragged.of([[1, 2]], np.int32), mask, np.zeros(1, np.int64))
-    assert mismatched(one).tokens.row(0).tolist() == [1, 2]
+    sequences = Sequences(Ragged.of([[1, 2]], np.int32), mask, np.zeros(1, np.int64))
+    assert mismatched(sequences).tokens.row(0).tolist() == [1, 2]
 
 
 def test_the_policy_that_is_its_own_reference_starts_at_log_two(
@@ -256,13 +256,13 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
         "eval": {"path": str(write_pairs(tmp_path / "eval.jsonl", 40, 4)), "every": 1},
         "steps": 7,  # more than an epoch
     }
-    whole = make_recipe("preference", "whole", **_with_path(changes, tmp_path))
+    uninterrupted = make_recipe("preference", "whole", **_with_path(changes, tmp_path))
     killed = make_recipe("preference", "killed", **_with_path(changes, tmp_path))
-    train(whole, console)
+    train(uninterrupted, console)
     for step in (2, 5):
         train_until_killed(monkeypatch, PreferenceJob, step, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 7)
+    assert_same_run(uninterrupted, killed, 7)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["whole", "lora"])
@@ -288,7 +288,7 @@ def test_rewards_of_held_out_pairs_after_a_resume_are_measured_from_the_start(
     resume(Path(recipe.run_dir), [], [], console)
     trained = export(Path(recipe.run_dir), "latest", tmp_path / "trained")
     pairs = load_pairs(PairSettings(path=str(held)), load_tokenizer(models(1))).all()
-    rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
+    rows = [token_ids.tolist() for pair in pairs for token_ids in (pair.chosen, pair.rejected)]
     starts = [int(np.argmax(m)) for pair in pairs for m in (pair.chosen_mask, pair.rejected_mask)]
     with torch.no_grad():
         policy, ref = (
@@ -310,15 +310,15 @@ class Notes(Console):
 
     def __init__(self) -> None:
         super().__init__("quiet")
-        self.told: list[str] = []
+        self.texts: list[str] = []
 
     def note(self, text: str) -> None:
-        self.told.append(text)
+        self.texts.append(text)
 
     @property
     def counts(self) -> list[str]:
         """What was said of reference logprobs."""
-        return [line.partition("(")[0] for line in self.told if "reference logprobs" in line]
+        return [line.partition("(")[0] for line in self.texts if "reference logprobs" in line]
 
 
 @pytest.mark.slow
@@ -327,18 +327,18 @@ def test_reference_logprobs_are_computed_once_for_all_runs(
 ) -> None:
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache" / "tokens"))
     console = Notes()
-    own = {"model": {"path": models(1), "init": None}}
-    one = make_recipe("preference", "one", **own)
-    two = make_recipe("preference", "two", **own, algorithm={"type": "ipo"})
+    sections = {"model": {"path": models(1), "init": None}}
+    first_recipe = make_recipe("preference", "one", **sections)
+    second_recipe = make_recipe("preference", "two", **sections, algorithm={"type": "ipo"})
     another = make_recipe("preference", "another", model={"path": models(2), "init": None})
-    same = make_recipe("preference", "same", **own)
-    for recipe in (one, two, another, same):
+    same = make_recipe("preference", "same", **sections)
+    for recipe in (first_recipe, second_recipe, another, same):
         train(recipe, console)
-    said = [line.split(": ")[1].split(" computed")[0] for line in console.counts]
+    computed = [line.split(": ")[1].split(" computed")[0] for line in console.counts]
     kept = [line.split(", ")[1].split(" from")[0] for line in console.counts]
-    assert said == ["60 sequences", "0 sequences", "60 sequences", "0 sequences"]
+    assert computed == ["60 sequences", "0 sequences", "60 sequences", "0 sequences"]
     assert kept == ["0", "60", "0", "60"]
-    assert_same_run(one, same, 3)
+    assert_same_run(first_recipe, same, 3)
 
 
 @pytest.mark.slow
@@ -346,14 +346,15 @@ def test_a_run_on_single_answers_reads_no_logprobs_of_pairs(
     make_recipe: Any, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DPO's layouts compute what both answers of a pair begin with once, and round otherwise."""
-    own = {"model": {"path": models(1), "init": None}}
+    sections = {"model": {"path": models(1), "init": None}}
     first, second = (
-        make_recipe("preference", run, **own, algorithm={"type": "kto"}) for run in ("one", "two")
+        make_recipe("preference", run, **sections, algorithm={"type": "kto"})
+        for run in ("one", "two")
     )
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "alone"))
     train(first, Console("quiet"))
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "behind_dpo"))
-    train(make_recipe("preference", "dpo", **own), Console("quiet"))
+    train(make_recipe("preference", "dpo", **sections), Console("quiet"))
     train(second, Console("quiet"))
     assert_same_run(first, second, 3)
 
@@ -392,11 +393,11 @@ def test_a_reference_that_follows_by_steps_survives_a_kill(
         "reference": {"refresh_steps": 2, "ema_decay": 0.25},
         "checkpoint": {"save_steps": 1},
     }
-    whole, cut = (make_recipe("preference", name, **changes) for name in ("whole", "cut"))
-    train(whole, console)
+    uninterrupted, cut = (make_recipe("preference", name, **changes) for name in ("whole", "cut"))
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, PreferenceJob, 3, cut, console)
     resume(Path(cut.run_dir), [], [], console)
-    assert_same_run(whole, cut, 4)
-    kls = [line["policy/kl"] for line in metrics(whole)]
+    assert_same_run(uninterrupted, cut, 4)
+    kls = [line["policy/kl"] for line in metrics(uninterrupted)]
     assert kls[0] == pytest.approx(0.0, abs=1e-9)
     assert kls[2] < kls[1]  # the reference has moved towards the policy

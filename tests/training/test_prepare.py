@@ -62,16 +62,16 @@ class Worker:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[Disguised]:
     """The groups of ranks of runs that started."""
-    made: list[Disguised] = []
+    rank_groups: list[Disguised] = []
 
     def start(context: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
-        made.append(Disguised(context))
+        rank_groups.append(Disguised(context))
         session.reservation = NoPlaces()
-        return RankedFleet(context, made[-1], session, *more)
+        return RankedFleet(context, rank_groups[-1], session, *more)
 
     monkeypatch.setattr(RankedFleet, "start", start)
     monkeypatch.setattr(members, "Workers", Worker)
-    return made
+    return rank_groups
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(
 
 
 @pytest.mark.parametrize(
-    ("job", "batch", "told"),
+    ("job", "batch", "expected_text"),
     [
         ("sft", {"train_batch_size": 64}, "batch.train_batch_size = 64 is more than the 40 train"),
         ("sft", {"train_batch_size": 40}, None),
@@ -111,7 +111,7 @@ def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(
     ],
 )
 def test_a_step_that_draws_rows_more_than_once_is_told(
-    make_recipe: Any, job: str, batch: dict[str, int], told: str | None
+    make_recipe: Any, job: str, batch: dict[str, int], expected_text: str | None
 ) -> None:
     text = repeated_rows(make_recipe(job, batch=batch).geometry(40), 40)
-    assert text is None if told is None else told in str(text)
+    assert text is None if expected_text is None else expected_text in str(text)

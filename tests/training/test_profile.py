@@ -19,8 +19,8 @@ def read(run_dir: str) -> dict[str, Any]:
     return json.loads((Path(run_dir) / "profile.json").read_text("utf-8"))
 
 
-def event(name: str, start: float, end: float, own: float, *within: str) -> Event:
-    return Event(name, start, end, own, 0.0, within)
+def event(name: str, start: float, end: float, self_seconds: float, *within: str) -> Event:
+    return Event(name, start, end, self_seconds, 0.0, within)
 
 
 EVENTS = [
@@ -37,9 +37,9 @@ EVENTS = [
 
 
 def test_every_moment_of_a_phase_is_of_one_kind() -> None:
-    found = summary(EVENTS, {"sample", "train", "train/update", "log"})
-    assert list(found) == ["sample", "train"]
-    assert found["sample"]["shares"] == pytest.approx(
+    summarised = summary(EVENTS, {"sample", "train", "train/update", "log"})
+    assert list(summarised) == ["sample", "train"]
+    assert summarised["sample"]["shares"] == pytest.approx(
         {
             "operations": 0.8,
             "backward": 0.0,
@@ -47,7 +47,7 @@ def test_every_moment_of_a_phase_is_of_one_kind() -> None:
             "outside": 0.2,
         }
     )
-    assert found["train"]["shares"] == pytest.approx(
+    assert summarised["train"]["shares"] == pytest.approx(
         {
             "operations": 0.2,
             "backward": 0.5,
@@ -55,7 +55,7 @@ def test_every_moment_of_a_phase_is_of_one_kind() -> None:
             "outside": 0.2,
         }
     )
-    assert found["train"]["seconds"] == pytest.approx(2e-4)
+    assert summarised["train"]["seconds"] == pytest.approx(2e-4)
 
 
 def test_a_phase_that_a_step_comes_to_twice_is_counted_whole() -> None:
@@ -108,18 +108,22 @@ def test_a_profile_changes_no_bit_and_accounts_for_the_whole_step(
     plain, profiled = trained(job), make_recipe(job, "profiled")
     train(profiled, console, profile=True)
     assert_same_run(plain, profiled, 3)
-    found = read(profiled.run_dir)
-    timed = found["timed"]
-    whole = {name: one for name, one in timed["phases"].items() if "/" not in name}
-    assert whole.keys() >= phases | {"other"}
-    assert sum(one["seconds"] for one in whole.values()) == pytest.approx(timed["seconds"])
+    profile = read(profiled.run_dir)
+    timed = profile["timed"]
+    main_phases = {name: phase for name, phase in timed["phases"].items() if "/" not in name}
+    assert main_phases.keys() >= phases | {"other"}
+    assert sum(phase["seconds"] for phase in main_phases.values()) == pytest.approx(
+        timed["seconds"]
+    )
     for name in phases:
-        recorded = found["recorded"]["phases"][name]
+        recorded = profile["recorded"]["phases"][name]
         assert sum(recorded["shares"].values()) == pytest.approx(1.0, abs=0.02)
         assert recorded["operations"]
-    assert (timed["step"], found["recorded"]["step"], found["threads"]) == (2, 3, 1)
+    assert (timed["step"], profile["recorded"]["step"], profile["threads"]) == (2, 3, 1)
     trace = json.loads(gzip.decompress((Path(profiled.run_dir) / "trace.json.gz").read_bytes()))
-    assert {"train", "aten::embedding"} <= {one.get("name") for one in trace["traceEvents"]}
+    assert {"train", "aten::embedding"} <= {
+        trace_event.get("name") for trace_event in trace["traceEvents"]
+    }
 
 
 @pytest.mark.slow
@@ -141,11 +145,11 @@ def test_a_run_too_short_for_a_profile_is_refused(
 def test_parts_of_a_phase_are_logged_and_lie_within_it(trained: MakeRecipe) -> None:
     recipe = trained("rl")
     for line in (Path(recipe.run_dir) / "metrics.jsonl").read_text("utf-8").splitlines():
-        found = json.loads(line)
+        metric_line = json.loads(line)
         for phase, parts in {
             "sample": ("prefill", "decode", "score"),
             "train": ("columns", "credit", "update"),
         }.items():
-            spent = [found[f"{phase}/{part}_seconds"] for part in parts]
+            spent = [metric_line[f"{phase}/{part}_seconds"] for part in parts]
             assert min(spent) >= 0.0
-            assert 0.0 < sum(spent) <= found[f"{phase}_seconds"]
+            assert 0.0 < sum(spent) <= metric_line[f"{phase}_seconds"]

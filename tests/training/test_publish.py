@@ -30,12 +30,12 @@ def test_an_engine_that_keeps_its_old_weights_is_found_after_the_first_update(
 def test_an_engine_that_loses_one_weight_is_found(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = LocalEngine.load_weights
+    original_load = LocalEngine.load_weights
 
     def partly(self: Any, weights: Any, version: int) -> None:
         kept = dict(self._lm.named_parameters())
         name = "model.embed_tokens.weight"
-        whole(self, [(n, kept[n].clone() if n == name else w) for n, w in weights], version)
+        original_load(self, [(n, kept[n].clone() if n == name else w) for n, w in weights], version)
 
     monkeypatch.setattr(LocalEngine, "load_weights", partly)
     with pytest.raises(RunError, match="does not have the policy's weights"):
@@ -89,7 +89,7 @@ class Written:
         self.temperatures.add(temperature)
         if isinstance(sequences, list):
             self.asked.append("the engine scores")
-            return [np.zeros(len(one), np.float32) for one in sequences]
+            return [np.zeros(len(token_ids), np.float32) for token_ids in sequences]
         self.asked.append("the learner scores")
         values = [np.zeros(len(tokens), np.float32) for tokens in sequences.tokens]
         return done(Ragged.of(values, np.float32))
@@ -163,7 +163,7 @@ def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> No
             return super().logprobs(sequences, temperature)
 
     def samples(*tokens: list[int]) -> Sequences:
-        mask = [np.arange(len(one)) > 0 for one in tokens]
+        mask = [np.arange(len(token_ids)) > 0 for token_ids in tokens]
         group = np.arange(len(tokens), dtype=np.int64)
         return Sequences(Ragged.of(tokens, np.int32), Ragged.of(mask, np.bool_), group)
 

@@ -51,19 +51,21 @@ def weights(recipe: Recipe, step: int = STEPS) -> dict[str, torch.Tensor]:
 def weights_in(run: Path, step: int) -> dict[str, torch.Tensor]:
     """Of the run in a directory."""
     store = CheckpointStore(run / "checkpoints", CheckpointSettings())
-    found = store.load(step)
+    checkpoint = store.load(step)
     return {
         f"{stem}/{name}": tensor
-        for stem in found.stems
+        for stem in checkpoint.stems
         if stem.endswith(".weights")
-        for name, tensor in found.tensors(stem).items()
+        for name, tensor in checkpoint.tensors(stem).items()
     }
 
 
-def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == two.keys()
-    difference = sum(float((one[n] - two[n]).square().sum()) for n in one)
-    return (difference / sum(float(t.square().sum()) for t in one.values())) ** 0.5
+def apart(first_tensors: dict[str, torch.Tensor], second_tensors: dict[str, torch.Tensor]) -> float:
+    assert first_tensors.keys() == second_tensors.keys()
+    difference = sum(
+        float((first_tensors[n] - second_tensors[n]).square().sum()) for n in first_tensors
+    )
+    return (difference / sum(float(t.square().sum()) for t in first_tensors.values())) ** 0.5
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +126,12 @@ def test_a_held_out_loss_on_ranks_is_that_of_one_process(
     several = make_recipe("sft", "several", **on_ranks(2, "zero3"), **changes)
     train(alone, console)
     train(several, console)
-    one, two = (
+    lines_alone, lines_on_ranks = (
         [json.loads(line) for line in (Path(each.run_dir) / "eval.jsonl").open()]
         for each in (alone, several)
     )
-    assert [line["step"] for line in two] == [0, STEPS]
-    for a, b in zip(one, two, strict=True):
+    assert [line["step"] for line in lines_on_ranks] == [0, STEPS]
+    for a, b in zip(lines_alone, lines_on_ranks, strict=True):
         assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], rows)
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
 
@@ -138,14 +140,14 @@ def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
     make_recipe: Any, console: Console, models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The controller loads no model; the reference is gone once its logprobs are there."""
-    own = {
+    sections = {
         "model": {"path": models(1), "init": None},
         "reference": {"model": {"path": models(2)}},
         "data": {"max_len": 64, "cache": False},
     }
-    alone = make_recipe("preference", "alone", steps=STEPS, learner=LEARNER, **own)
+    alone = make_recipe("preference", "alone", steps=STEPS, learner=LEARNER, **sections)
     train(alone, console)
-    several = make_recipe("preference", "several", **on_ranks(2, "zero3"), **own)
+    several = make_recipe("preference", "several", **on_ranks(2, "zero3"), **sections)
     held: list[Any] = []
     call = RankGroup.call
 
@@ -166,11 +168,11 @@ def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
     train(several, console)
     assert held == [(["policy"], 1)] * 2
     assert apart(weights(alone), weights(several)) < 1e-4
-    one, two = (
+    lines_alone, lines_on_ranks = (
         [json.loads(line) for line in (Path(each.run_dir) / "metrics.jsonl").open()]
         for each in (alone, several)
     )
-    for a, b in zip(one, two, strict=True):
+    for a, b in zip(lines_alone, lines_on_ranks, strict=True):
         assert b["policy/loss"] == pytest.approx(a["policy/loss"], rel=1e-4)
 
 
@@ -215,7 +217,7 @@ def test_what_four_ranks_saved_goes_on_with_another_number(
     train(alone, console)
     train(saved, console)
     folder = Path(saved.run_dir)
-    assert all(one["good"] for one in verify(folder, console))
+    assert all(checked["good"] for checked in verify(folder, console))
     export(folder, "4", tmp_path / "exported")
     assert (tmp_path / "exported" / "config.json").exists()
     for ranks, sharding, cluster in numbers:
@@ -303,7 +305,7 @@ def test_a_run_goes_on_with_other_ranks_sharing_its_matrices(
         export(folder, "latest", tmp_path / f"before {steps}")
         resume(folder, flags, [], console)
     assert apart(weights(alone, 8), weights(saved, 8)) < 1e-4
-    assert all(one["good"] for one in verify(folder, console))
+    assert all(checked["good"] for checked in verify(folder, console))
     assert apart(exported(tmp_path / "before 4"), exported(tmp_path / "before 6")) > 0.0
 
 
@@ -335,7 +337,9 @@ def test_roles_on_ranks_of_their_own_give_the_weights_of_one_process_and_resume_
     train(apart_at_first, console)
     folder = Path(apart_at_first.run_dir)
     events = [json.loads(line) for line in (folder / "events.jsonl").open()]
-    placed = {one["role"]: one["places"][0][1] for one in events if one["event"] == "placed"}
+    placed = {
+        placed["role"]: placed["places"][0][1] for placed in events if placed["event"] == "placed"
+    }
     assert placed.keys() == {"policy", "critic", "reference"}
     assert len(set(placed.values())) == 3
     assert apart(weights(alone, 2), weights_in(folder, 2)) < 1e-4
@@ -391,19 +395,26 @@ def test_a_student_on_ranks_answers_and_learns_as_one_process_does(
     train(alone, console)
     train(several, console)
     assert apart(weights(alone, 4), weights(several, 4)) < 1e-4
-    one, two = (lines(Path(each.run_dir) / "metrics.jsonl") for each in (alone, several))
+    lines_alone, lines_on_ranks = (
+        lines(Path(each.run_dir) / "metrics.jsonl") for each in (alone, several)
+    )
     for name in ("on_policy/samples", "on_policy/mean_tokens", "loss_tokens"):
-        assert [step.get(name) for step in two] == [step.get(name) for step in one]
-    assert any("on_policy/samples" in step for step in one)
+        assert [step.get(name) for step in lines_on_ranks] == [
+            step.get(name) for step in lines_alone
+        ]
+    assert any("on_policy/samples" in step for step in lines_alone)
 
 
 def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:
     changes = {**on_ranks(2, "zero3"), "steps": 3}
-    one, two = (make_recipe("rl", name, **changes) for name in ("one", "two"))
-    train(one, console)
-    train(two, console)
-    first, second = weights(one, 3), weights(two, 3)
+    first_run, second_run = (make_recipe("rl", name, **changes) for name in ("one", "two"))
+    train(first_run, console)
+    train(second_run, console)
+    first, second = weights(first_run, 3), weights(second_run, 3)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    samples = [(Path(one.run_dir) / "samples.jsonl"), (Path(two.run_dir) / "samples.jsonl")]
-    told = [[json.loads(line)["turns"] for line in path.open()] for path in samples]
-    assert told[0] == told[1]
+    samples = [
+        (Path(first_run.run_dir) / "samples.jsonl"),
+        (Path(second_run.run_dir) / "samples.jsonl"),
+    ]
+    turns_by_run = [[json.loads(line)["turns"] for line in path.open()] for path in samples]
+    assert turns_by_run[0] == turns_by_run[1]

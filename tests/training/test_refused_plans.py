@@ -48,29 +48,29 @@ def tiny(models: Callable[[int], str], tmp_path_factory: pytest.TempPathFactory)
     """tiny(kind): the directory of a model of a type."""
     folder = tmp_path_factory.mktemp("kinds")
 
-    def made(kind: str) -> str:
+    def model_path(kind: str) -> str:
         if kind == "qwen3":
             return models(0)
         if not (folder / kind).exists():
             make_model(kind, Path(models(0)), 101, folder / kind)
         return str(folder / kind)
 
-    return made
+    return model_path
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("refused_case", REFUSED)
 def test_a_plan_refuses_in_the_words_of_the_run(
-    what: str, tiny: Any, make_recipe: MakeRecipe, console: Console
+    refused_case: str, tiny: Any, make_recipe: MakeRecipe, console: Console
 ) -> None:
-    kind, sections = REFUSED[what]
+    kind, sections = REFUSED[refused_case]
     model = {"init": None, "path": tiny(kind), **sections.get("model", {})}
     recipe = make_recipe("rl", **{**sections, "model": model})
-    said: list[str] = []
+    messages: list[str] = []
     for attempt in (lambda: planned(recipe), lambda: train(recipe, console)):
         with pytest.raises(UsageError) as refused:
             attempt()
-        said.append(str(refused.value))
-    assert said[0] == said[1]
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
 
 
 def test_experts_in_one_weight_are_refused_in_four_bits(
@@ -78,9 +78,9 @@ def test_experts_in_one_weight_are_refused_in_four_bits(
 ) -> None:
     model = {"init": None, "path": tiny("qwen3_moe"), "lora": ADAPTER}
     recipe = make_recipe("rl", model={**model, "quantize": "4bit"})
-    said = r'quantize = "4bit": .* of this qwen3_moe model keeps several matrices in one weight'
+    pattern = r'quantize = "4bit": .* of this qwen3_moe model keeps several matrices in one weight'
     for attempt in (lambda: planned(recipe), lambda: train(recipe, console)):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=pattern):
             attempt()
 
 

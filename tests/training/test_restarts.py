@@ -35,7 +35,7 @@ class Losing:
 
 @pytest.fixture
 def run(make_recipe: Any, console: Console) -> Callable[[list[int], int], Any]:
-    def made(steps: list[int], most: int) -> Any:
+    def base_recipe(steps: list[int], most: int) -> Any:
         cluster = {"type": "ray", "max_restarts": most}
         recipe = make_recipe("sft", "run", cluster=cluster)
         directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=True)
@@ -46,7 +46,7 @@ def run(make_recipe: Any, console: Console) -> Callable[[list[int], int], Any]:
 
         return losing, go, directory
 
-    return made
+    return base_recipe
 
 
 def events(directory: RunDirectory) -> list[dict[str, Any]]:
@@ -73,11 +73,11 @@ def test_each_loss_is_recorded_with_its_cause_and_where_the_run_goes_on(run: Any
 
 def test_losses_without_a_newer_checkpoint_end_the_run_with_the_cause(run: Any) -> None:
     losing, go, directory = run([2, 2, 2, 2], 2)
-    told = (
+    pattern = (
         r"rank 1 died in step 3; the checkpoint of step 2 is kept; cluster\.max_restarts = 2: it "
         "is not restarted; continue with postgrad resume "
     )
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=pattern):
         go()
     assert len(losing.asked) == 3
     assert len(events(directory)) == 2

@@ -203,8 +203,8 @@ def test_a_damaged_checkpoint_of_the_mirror_is_passed_over_and_named(
     never, recipe = trained("sft", checkpoint=SAVES), lost()
     if which == "piece":
         table = Mirror(URL).table(2)
-        own = sorted(table.pieces - Mirror(URL).table(1).pieces)
-        damage(f"pieces/{own[0]}")
+        own_pieces = sorted(table.pieces - Mirror(URL).table(1).pieces)
+        damage(f"pieces/{own_pieces[0]}")
     else:
         damage(
             "tables/step-000002.json" if which == "table" else f"checkpoints/step-000002/{which}"
@@ -261,11 +261,11 @@ def test_who_is_killed_while_he_restores_restores_again(
             patch.setattr("postgrad.training.restoring._Restorer._require_same", lambda *_: None)
             patch.setattr("postgrad.training.restoring._Restorer._recipe_of", lambda *_: None)
         elif point == "moves":
-            whole, moved = Path.replace, [0]
+            original_replace, moved = Path.replace, [0]
 
             def replace(path: Path, to: Path) -> Path:
                 moved[0] += path.parent.name.startswith(".mirror")
-                return killed() if moved[0] == 3 else whole(path, to)
+                return killed() if moved[0] == 3 else original_replace(path, to)
 
             patch.setattr(Path, "replace", replace)
         else:
@@ -293,10 +293,12 @@ def test_another_recipe_is_refused_before_anything_is_downloaded(
     recipe, before = lost(), objects()
     other = with_overrides(recipe, ["--learner.lr", "0.5"])
     monkeypatch.setattr(Mirror, "download", None)
-    with pytest.raises(UsageError, match=r"failing://bucket/run already holds another run") as told:
+    with pytest.raises(
+        UsageError, match=r"failing://bucket/run already holds another run"
+    ) as error:
         train(other, console)
-    assert "learner.lr: 0.01 there, 0.5 here" in str(told.value)
-    assert "name another folder with --checkpoint.mirror" in str(told.value)
+    assert "learner.lr: 0.01 there, 0.5 here" in str(error.value)
+    assert "name another folder with --checkpoint.mirror" in str(error.value)
     assert not Path(recipe.run_dir).exists()
     assert objects() == before
 

@@ -124,12 +124,12 @@ def test_a_change_of_the_recipe_is_an_event_and_the_one_of_before_is_kept(
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
-    whole, damaged = trained("rl"), make_recipe("rl", "damaged")
+    uninterrupted, damaged = trained("rl"), make_recipe("rl", "damaged")
     train(damaged, console)
     newest = Path(damaged.run_dir) / "checkpoints" / "step-000003" / "policy.weights.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     resume(Path(damaged.run_dir), [], [], console)
-    assert_same_run(whole, damaged, 3)
+    assert_same_run(uninterrupted, damaged, 3)
     events = [line["event"] for line in lines(Path(damaged.run_dir) / "events.jsonl")]
     assert "damaged_checkpoint" in events
 
@@ -214,11 +214,11 @@ def test_recorded_choices_are_used_again_unless_they_may_change(
 ) -> None:
     recipe = make_recipe("rl", learner={"threads": None}, rollout={"slots": 5})
     train(recipe, console)
-    found = Path(recipe.run_dir)
-    resume(found, ["--steps", "4", "--rollout.slots", "3"], ["rollout.slots"], console)
-    resume(found, ["--steps", "5"], ["threads", "micro_train_tokens"], console)
+    run_dir = Path(recipe.run_dir)
+    resume(run_dir, ["--steps", "4", "--rollout.slots", "3"], ["rollout.slots"], console)
+    resume(run_dir, ["--steps", "5"], ["threads", "micro_train_tokens"], console)
     choices = [
-        line for line in lines(found / "events.jsonl") if line["event"] in ("started", "resumed")
+        line for line in lines(run_dir / "events.jsonl") if line["event"] in ("started", "resumed")
     ]
     assert [line["event"] for line in choices] == ["started", "resumed", "resumed"]
     assert [line["slots"] for line in choices] == [5, 3, 3]
@@ -232,12 +232,15 @@ def test_an_adaptive_kl_in_the_reward_survives_a_kill(
     """The coefficient is run state: a run that forgot it would not give the same bits."""
     knobs = {"type": "rloo", "kl_in": "reward", "kl_coef": 0.2, "kl_target": 0.01}
     changes = {"algorithm": {**knobs, "kl_estimator": "k1", "kl_horizon": 16}}
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    used = [line["kl/coefficient"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
+    assert_same_run(uninterrupted, killed, 3)
+    used = [line["kl/coefficient"] for line in lines(Path(uninterrupted.run_dir) / "metrics.jsonl")]
     assert used[0] == 0.2
     assert used[2] != used[1] != used[0]
 
@@ -275,8 +278,8 @@ def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_roundin
 ) -> None:
     """The update does not depend on it beyond rounding, so it needs leave but breaks nothing."""
     changes = {"checkpoint": {"save_steps": 1}, "learner": {"eps": 1e-3}}
-    whole = make_recipe(job, "whole", **changes, steps=3)
-    train(whole, console)
+    uninterrupted = make_recipe(job, "whole", **changes, steps=3)
+    train(uninterrupted, console)
     cut = make_recipe(job, "cut", **changes, steps=1)
     train(cut, console)
     words = ["--steps", "3", f"--batch.{key}", value]
@@ -284,11 +287,11 @@ def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_roundin
         resume(Path(cut.run_dir), words, [], console)
     assert "--overwrite" not in str(refused.value)  # resume has none
     resume(Path(cut.run_dir), words, ["batch"], console)
-    one, two = tensors(whole.run_dir, 3), tensors(cut.run_dir, 3)
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
-    metrics = [lines(Path(run.run_dir) / "metrics.jsonl") for run in (whole, cut)]
+    full_tensors, resumed_tensors = tensors(uninterrupted.run_dir, 3), tensors(cut.run_dir, 3)
+    assert full_tensors.keys() == resumed_tensors.keys()
+    for name, tensor in full_tensors.items():
+        torch.testing.assert_close(resumed_tensors[name], tensor, rtol=1e-4, atol=1e-6)
+    metrics = [lines(Path(run.run_dir) / "metrics.jsonl") for run in (uninterrupted, cut)]
     losses = [[line["loss"] for line in each] for each in metrics]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
 
@@ -309,18 +312,21 @@ def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
             "curriculum": {"retire_at": 0.6},
         },
     }
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 3, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 5)
-    assert any(name.startswith("reference.weights/") for name in tensors(whole.run_dir, 5))
-    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    assert_same_run(uninterrupted, killed, 5)
+    assert any(name.startswith("reference.weights/") for name in tensors(uninterrupted.run_dir, 5))
+    metrics = lines(Path(uninterrupted.run_dir) / "metrics.jsonl")
     assert sum(line["sampling/filtered_groups"] for line in metrics) > 0
     kls = [line["policy/kl"] for line in metrics]
     assert kls[0] == pytest.approx(0.0, abs=1e-6)
     assert max(kls) > 1e-6
-    samples = lines(Path(whole.run_dir) / "samples.jsonl")
+    samples = lines(Path(uninterrupted.run_dir) / "samples.jsonl")
     trained = {line["ticket"] for line in samples if "filtered" not in line}
     filtered = {line["ticket"] for line in samples if "filtered" in line}
     assert filtered
@@ -337,22 +343,29 @@ def test_what_failures_left_of_a_step_is_spread_and_a_kill_changes_nothing_of_it
         "batch": {"n_samples_per_prompt": 8, "num_mini_batches": 8},
         "eval": {"at_start": False, "at_end": False},
     }
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    folder = Path(whole.run_dir)
+    assert_same_run(uninterrupted, killed, 3)
+    folder = Path(uninterrupted.run_dir)
     samples, metrics = lines(folder / "samples.jsonl"), lines(folder / "metrics.jsonl")
-    left = [sum(one["step"] == n and "advantages" in one for one in samples) for n in (1, 2, 3)]
+    left = [
+        sum(sample["step"] == n and "advantages" in sample for sample in samples) for n in (1, 2, 3)
+    ]
     assert all(4 < n < 32 for n in left)
     for n, line in zip(left, metrics, strict=True):  # 32 were planned as eight updates of 4
         assert line["updates/made"] == min(8, n // 2)
         assert line["updates/smallest"] == n // line["updates/made"] >= 2
         assert line["updates/largest"] - line["updates/smallest"] <= 1
-    told = [one for one in lines(folder / "events.jsonl") if one["event"] == "samples_spread"]
-    assert [one["step"] for one in told] == [1, 2, 3]
-    assert told[0]["message"].startswith(f"{left[0]} of 32 samples are trained on")
+    spread_events = [
+        event for event in lines(folder / "events.jsonl") if event["event"] == "samples_spread"
+    ]
+    assert [event["step"] for event in spread_events] == [1, 2, 3]
+    assert spread_events[0]["message"].startswith(f"{left[0]} of 32 samples are trained on")
 
 
 @pytest.mark.slow
@@ -362,8 +375,8 @@ def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Conso
     train(live, console)
     replay = make_recipe("rl", "replay", rollout={"source": "replay", "replay_path": live.run_dir})
     train(replay, console)
-    one, two = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    live_tensors, replay_tensors = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
+    assert all(torch.equal(live_tensors[name], replay_tensors[name]) for name in live_tensors)
 
 
 @pytest.mark.slow
@@ -379,12 +392,15 @@ def test_pairs_baselines_and_an_adapted_entropy_bonus_survive_a_kill(
 ) -> None:
     changes: dict[str, Any] = {"steps": 4, "algorithm": algorithm}
     changes["batch"] = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "train_batch_size": 8}
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 4)
-    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    assert_same_run(uninterrupted, killed, 4)
+    metrics = lines(Path(uninterrupted.run_dir) / "metrics.jsonl")
     trained = 2 if algorithm["type"] == "online_dpo" else 3
     assert metrics[0]["updates/largest"] == 2 * trained  # of two prompts
     if "entropy_target" in algorithm:
@@ -400,26 +416,31 @@ def test_sets_with_samples_of_their_own_survive_a_kill_and_measure_what_each_alo
     few = {**of_set, "name": "few", "seed": 3, "max_new_tokens": 3}
     both = {"path": None, "size": None, "seed": None, "n_samples": 1, "greedy": False, "every": 1}
     changes = {"eval": {**both, "sets": [many, few], "pass_at": [1, 4]}}
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
-    samples = lines(Path(whole.run_dir) / "eval_samples.jsonl")
-    counts = {name: sum(one["set"] == name for one in samples) for name in ("many", "few")}
+    assert_same_run(uninterrupted, killed, 3)
+    samples = lines(Path(uninterrupted.run_dir) / "eval_samples.jsonl")
+    counts = {name: sum(sample["set"] == name for sample in samples) for name in ("many", "few")}
     assert counts == {"many": 4 * 4 * 4, "few": 4 * 4}  # rows, samples, evaluations
     longest = {
-        name: max(len(one["turns"][0]["token_ids"]) for one in samples if one["set"] == name)
+        name: max(
+            len(sample["turns"][0]["token_ids"]) for sample in samples if sample["set"] == name
+        )
         for name in counts
     }
     assert longest == {"many": 6, "few": 3}
-    rates = {line["set"]: set(line) for line in lines(Path(whole.run_dir) / "eval.jsonl")}
+    rates = {line["set"]: set(line) for line in lines(Path(uninterrupted.run_dir) / "eval.jsonl")}
     assert ("pass@4" in rates["many"], "pass@4" in rates["few"]) == (True, False)
     alone = {**both, "sets": [few], "pass_at": [1]}
     lone = make_recipe("rl", "alone", **{"eval": alone})
     train(lone, console)
-    texts = [one["text"] for one in samples if one["set"] == "few"]
-    assert [one["text"] for one in lines(Path(lone.run_dir) / "eval_samples.jsonl")] == texts
+    texts = [sample["text"] for sample in samples if sample["set"] == "few"]
+    assert [sample["text"] for sample in lines(Path(lone.run_dir) / "eval_samples.jsonl")] == texts
 
 
 def test_a_new_run_takes_the_choices_of_the_run_that_it_is_compared_with(

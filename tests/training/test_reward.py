@@ -56,7 +56,7 @@ def test_a_step_is_bradley_terry_on_plain_transformers_in_float64(
     train(recipe, console)
     tokenizer = load_tokenizer(models(1))
     pairs = training_rows(load_pairs, recipe.data, tokenizer, exclude=held_out([])).all()
-    rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
+    rows = [token_ids.tolist() for pair in pairs for token_ids in (pair.chosen, pair.rejected)]
     start = load_score_model(models(1), dtype=torch.float32, seed=recipe.seed).lm
     lm: Any = AutoModelForSequenceClassification.from_config(start.config).double().eval()
     lm.load_state_dict({name: tensor.double() for name, tensor in start.state_dict().items()})
@@ -71,9 +71,9 @@ def test_a_step_is_bradley_terry_on_plain_transformers_in_float64(
     assert line["reward_model/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     right = (scores[0::2] > scores[1::2]).double().mean().item()
     assert line["reward_model/accuracy"] == pytest.approx(right)
-    found = scores.detach().numpy()
-    assert line["reward_model/scale_mean"] == pytest.approx(found.mean(), abs=1e-5)
-    assert line["reward_model/scale_std"] == pytest.approx(found.std(), rel=1e-4)
+    score_values = scores.detach().numpy()
+    assert line["reward_model/scale_mean"] == pytest.approx(score_values.mean(), abs=1e-5)
+    assert line["reward_model/scale_std"] == pytest.approx(score_values.std(), rel=1e-4)
 
 
 def test_what_is_exported_scores_the_same_in_plain_transformers(
@@ -113,9 +113,9 @@ def test_the_scale_is_a_mean_over_the_last_steps() -> None:
     """Steps with means 1 and 3 and mean squares 2 and 10, the first counting 0.9 of the second."""
     state = {"weight": 1.9, "sum": 0.9 * 1 + 3, "squares": 0.9 * 2 + 10}
     mean = 3.9 / 1.9
-    found = scale_of_state(state)
-    assert found.mean == pytest.approx(mean)
-    assert found.std == pytest.approx(np.sqrt(11.8 / 1.9 - mean**2))
+    scale = scale_of_state(state)
+    assert scale.mean == pytest.approx(mean)
+    assert scale.std == pytest.approx(np.sqrt(11.8 / 1.9 - mean**2))
     assert scale_of_state({}) == RewardScale(0.0, 1.0)
     equal = scale_of_state({"weight": 1.0, "sum": 2.0, "squares": 4.0})
     assert equal == RewardScale(2.0, 1.0)  # never a division by zero
@@ -139,13 +139,13 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     tmp_path: Path,
 ) -> None:
     held = {"eval": {"path": str(write_pairs(tmp_path / "eval.jsonl", 40, 4)), "every": 1}}
-    whole = make_recipe("reward", "whole", **held, **changes, steps=6)
+    uninterrupted = make_recipe("reward", "whole", **held, **changes, steps=6)
     killed = make_recipe("reward", "killed", **held, **changes, steps=6)
-    train(whole, console)
+    train(uninterrupted, console)
     for step in (1, 4):
         train_until_killed(monkeypatch, RewardJob, step, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 6)
+    assert_same_run(uninterrupted, killed, 6)
 
 
 def test_the_average_is_exported_as_a_reward_model_of_its_own(
@@ -155,10 +155,10 @@ def test_the_average_is_exported_as_a_reward_model_of_its_own(
     train(recipe, console)
     to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", "ema")
     lm = load_score_model(str(to), dtype=torch.float32, fresh_head=False).lm
-    found = tensors(recipe.run_dir, 3)
+    saved = tensors(recipe.run_dir, 3)
     for name, tensor in lm.named_parameters():
-        assert torch.equal(tensor, found[f"reward_model.ema/{name}"])
-    head = found["reward_model.weights/score.weight"]
+        assert torch.equal(tensor, saved[f"reward_model.ema/{name}"])
+    head = saved["reward_model.weights/score.weight"]
     assert not torch.equal(lm.score.weight, head)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UsageError, match="role 'policy': this run has reward and ema"):
         export(Path(recipe.run_dir), "latest", tmp_path / "policy", "policy")

@@ -104,14 +104,18 @@ def test_the_entropy_leaves_out_greedy_answers_where_the_algorithm_draws_them() 
 def test_samples_of_a_step_are_counted_with_those_that_were_dropped(
     groups: list[ScoredGroup],
 ) -> None:
-    found = metrics_of(groups, {"policy": [], "critic": []})
-    assert found["reward"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
-    assert found["reward/r"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
-    assert found["response_length"] == (2 + 4 + 1 + 5) / 4
-    assert found["truncated_fraction"] == 2 / 4
-    assert (found["samples"], found["dropped_samples"], found["failures"]) == (4, 1, 1)
-    assert found["response_tokens"] == 2 + 3 + 1 + 4  # the policy's own
-    assert found["response_tokens_per_second"] == 10 / 2.0
+    step_values = metrics_of(groups, {"policy": [], "critic": []})
+    assert step_values["reward"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
+    assert step_values["reward/r"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
+    assert step_values["response_length"] == (2 + 4 + 1 + 5) / 4
+    assert step_values["truncated_fraction"] == 2 / 4
+    assert (step_values["samples"], step_values["dropped_samples"], step_values["failures"]) == (
+        4,
+        1,
+        1,
+    )
+    assert step_values["response_tokens"] == 2 + 3 + 1 + 4  # the policy's own
+    assert step_values["response_tokens_per_second"] == 10 / 2.0
 
 
 def test_metrics_are_means_over_updates_counts_are_sums_and_the_rate_is_the_last(
@@ -127,14 +131,21 @@ def test_metrics_are_means_over_updates_counts_are_sums_and_the_rate_is_the_last
     ]
     policy[0].metrics["policy/bounded_exponents"] = 2.0  # type: ignore[index]
     policy[1].metrics["policy/bounded_exponents"] = 3.0  # type: ignore[index]
-    found = metrics_of(groups, {"policy": policy, "critic": critic})
-    assert (found["loss"], found["policy/loss"], found["critic/loss"]) == (2.0, 2.0, 5.5)
-    assert found["policy/ratio"] == 1.25
-    assert (found["policy/lr"], found["critic/lr"]) == (0.2, 0.4)
-    assert (found["policy/computed_tokens"], found["critic/computed_tokens"]) == (30, 20)
-    assert found["policy/skipped_samples"] == 1
-    assert found["policy/bounded_exponents"] == 5.0
-    assert found["train_tokens_per_second"] == (30 + 20) / 5.0
+    step_values = metrics_of(groups, {"policy": policy, "critic": critic})
+    assert (step_values["loss"], step_values["policy/loss"], step_values["critic/loss"]) == (
+        2.0,
+        2.0,
+        5.5,
+    )
+    assert step_values["policy/ratio"] == 1.25
+    assert (step_values["policy/lr"], step_values["critic/lr"]) == (0.2, 0.4)
+    assert (step_values["policy/computed_tokens"], step_values["critic/computed_tokens"]) == (
+        30,
+        20,
+    )
+    assert step_values["policy/skipped_samples"] == 1
+    assert step_values["policy/bounded_exponents"] == 5.0
+    assert step_values["train_tokens_per_second"] == (30 + 20) / 5.0
 
 
 def test_an_update_that_computed_nothing_is_no_part_of_the_means_of_others(
@@ -144,28 +155,32 @@ def test_an_update_that_computed_nothing_is_no_part_of_the_means_of_others(
         result(loss=4.0, ratio=1.5, lr=0.1, computed_tokens=10),
         result(loss=0.0, lr=0.1, computed_tokens=0),
     ]
-    found = metrics_of(groups, {"policy": policy, "critic": []})
-    assert found["policy/ratio"] == 1.5  # the second reports none
-    assert found["loss"] == 2.0
-    assert found["policy/computed_tokens"] == 10
+    step_values = metrics_of(groups, {"policy": policy, "critic": []})
+    assert step_values["policy/ratio"] == 1.5  # the second reports none
+    assert step_values["loss"] == 2.0
+    assert step_values["policy/computed_tokens"] == 10
 
 
 def test_where_nothing_was_trained_the_loss_is_nan_and_no_token_was_trained_on(
     groups: list[ScoredGroup],
 ) -> None:
-    found = metrics_of(groups, {"policy": [], "critic": []})
-    assert math.isnan(found["loss"])
-    assert "policy/loss" not in found
-    assert found["train_tokens_per_second"] == 0.0
+    step_values = metrics_of(groups, {"policy": [], "critic": []})
+    assert math.isnan(step_values["loss"])
+    assert "policy/loss" not in step_values
+    assert step_values["train_tokens_per_second"] == 0.0
     warming = metrics_of(groups, {"policy": [], "critic": [result(critic__computed_tokens=25)]})
     assert math.isnan(warming["loss"])
     assert warming["train_tokens_per_second"] == 25 / 5.0
 
 
 def test_where_no_sample_was_kept_the_reward_is_nan() -> None:
-    found = metrics_of([group(0, (2, 3), (NAN, NAN))], {"policy": [], "critic": []})
-    assert math.isnan(found["reward"])
-    assert (found["samples"], found["dropped_samples"], found["failures"]) == (2, 2, 2)
+    step_values = metrics_of([group(0, (2, 3), (NAN, NAN))], {"policy": [], "critic": []})
+    assert math.isnan(step_values["reward"])
+    assert (step_values["samples"], step_values["dropped_samples"], step_values["failures"]) == (
+        2,
+        2,
+        2,
+    )
 
 
 def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
@@ -180,8 +195,8 @@ def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
     batch = RolloutBatch.of(groups)
     credit = GRPO().credit(batch, None, None, None, {})
     sampled = Sampled(groups, Cursor())
-    found = step_metrics(sampled, batch, credit, {"policy": []}, SECONDS, RECIPE)
-    assert (found["groups/dropped"], found["dropped_samples"]) == (2.0, 4)
+    step_values = step_metrics(sampled, batch, credit, {"policy": []}, SECONDS, RECIPE)
+    assert (step_values["groups/dropped"], step_values["dropped_samples"]) == (2.0, 4)
 
 
 def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
@@ -215,8 +230,8 @@ def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
 
 def test_metrics_of_source_and_credit_are_part_of_the_step(groups: list[ScoredGroup]) -> None:
     more = {"sampled": {"sampling/rounds": 2.0}, "credit": {"kl": 0.25}}
-    found = metrics_of(groups, {"policy": [], "critic": []}, **more)
-    assert (found["sampling/rounds"], found["kl"]) == (2.0, 0.25)
+    step_values = metrics_of(groups, {"policy": [], "critic": []}, **more)
+    assert (step_values["sampling/rounds"], step_values["kl"]) == (2.0, 0.25)
 
 
 @pytest.fixture
@@ -262,10 +277,10 @@ def test_logprobs_are_compared_where_both_sides_mean_the_same_distribution(
     learned = learner_logprobs(credit, old, results)
     assert learned.tolist() == LEARNED.tolist()
     settings = SAMPLING.model_copy(update=sampling)
-    found = compared_logprobs(
+    comparison = compared_logprobs(
         batch, credit, old, learned, results, settings, step=0, dropout=dropout
     )
-    assert found == expected
+    assert comparison == expected
 
 
 def test_a_step_of_one_update_compares_its_own_logprobs_with_the_samplers(
@@ -273,13 +288,16 @@ def test_a_step_of_one_update_compares_its_own_logprobs_with_the_samplers(
 ) -> None:
     credit, results = credit_of(batch, [0]), [result(UPDATED)]
     learned = learner_logprobs(credit, None, results)
-    found = compared_logprobs(
+    comparison = compared_logprobs(
         batch, credit, None, learned, results, SAMPLING, step=0, dropout=False
     )
-    assert found == {  # of the one token that was computed: -1.5 by the learner, -1 by the sampler
-        "sentinel/prob_difference": pytest.approx(math.exp(-1) - math.exp(-1.5)),
-        "sentinel/ratio_excess": pytest.approx(math.exp(0.5)),
-    }
+    assert (
+        comparison
+        == {  # of the one token that was computed: -1.5 by the learner, -1 by the sampler
+            "sentinel/prob_difference": pytest.approx(math.exp(-1) - math.exp(-1.5)),
+            "sentinel/ratio_excess": pytest.approx(math.exp(0.5)),
+        }
+    )
 
 
 def test_where_the_learner_computed_nothing_there_is_nothing_to_compare(
@@ -323,20 +341,20 @@ def stale_batch() -> RolloutBatch:
 
 def test_staleness_counts_steps_between_the_weights_of_a_token_and_the_policys() -> None:
     batch = stale_batch()
-    found = staleness(batch, credit_of(batch, [0, 1, 2]), 5, 2)
-    assert found["staleness/mean"] == pytest.approx((2 + 2 + 0 + 1 + 1 + 1 + 0 + 0) / 8)
-    assert found["staleness/max"] == 2.0
-    assert found["staleness/mixed_samples"] == pytest.approx(1 / 3)
-    shares = [found[f"staleness/age_{age}"] for age in range(3)]
+    staleness_values = staleness(batch, credit_of(batch, [0, 1, 2]), 5, 2)
+    assert staleness_values["staleness/mean"] == pytest.approx((2 + 2 + 0 + 1 + 1 + 1 + 0 + 0) / 8)
+    assert staleness_values["staleness/max"] == 2.0
+    assert staleness_values["staleness/mixed_samples"] == pytest.approx(1 / 3)
+    shares = [staleness_values[f"staleness/age_{age}"] for age in range(3)]
     assert shares == [3 / 8, 3 / 8, 2 / 8]
     assert staleness(batch, credit_of(batch, [0, 1, 2]), 5, 0) == {}
 
 
 def test_staleness_is_of_the_samples_that_are_trained_on() -> None:
     batch = stale_batch()
-    found = staleness(batch, credit_of(batch, [1, 2]), 5, 2)
-    assert found["staleness/mean"] == 3 / 5
-    assert found["staleness/mixed_samples"] == 0.0
+    staleness_values = staleness(batch, credit_of(batch, [1, 2]), 5, 2)
+    assert staleness_values["staleness/mean"] == 3 / 5
+    assert staleness_values["staleness/mixed_samples"] == 0.0
     assert staleness(batch, credit_of(batch, []), 5, 2) == {}
 
 
@@ -346,12 +364,12 @@ def test_the_mismatch_is_of_tokens_of_the_policys_own_weights_and_the_drift_of_t
     learned = np.full(len(batch.sequences.tokens.values), -1.0, np.float32)
     stale = (batch.versions.values >= 0) & (batch.versions.values < 5)  # type: ignore[union-attr]
     learned[stale] = -1.5
-    found = compared_logprobs(
+    comparison = compared_logprobs(
         batch, credit, None, learned, [], RolloutSettings(), step=5, dropout=False
     )
-    assert found["sentinel/prob_difference"] == 0.0
-    assert found["sentinel/ratio_excess"] == 1.0
-    assert found["sentinel/drift"] == pytest.approx(math.exp(0.5))
+    assert comparison["sentinel/prob_difference"] == 0.0
+    assert comparison["sentinel/ratio_excess"] == 1.0
+    assert comparison["sentinel/drift"] == pytest.approx(math.exp(0.5))
 
 
 def test_drift_is_told_by_age() -> None:
@@ -360,11 +378,11 @@ def test_drift_is_told_by_age() -> None:
     assert batch.versions is not None
     learned[batch.versions.values == 4] = -1.5
     learned[batch.versions.values == 3] = -3.0
-    found = compared_logprobs(
+    comparison = compared_logprobs(
         batch, credit_of(batch, [0, 1, 2]), None, learned, [], RolloutSettings(),
         step=5, dropout=False,
     )  # fmt: skip
-    ages = {name: value for name, value in found.items() if name.startswith("staleness/")}
+    ages = {name: value for name, value in comparison.items() if name.startswith("staleness/")}
     assert ages == pytest.approx(
         {"staleness/drift_1": math.exp(0.5), "staleness/drift_2": math.exp(2.0)}
     )

@@ -97,8 +97,8 @@ def test_plain_transformers_answers_with_the_policy(summary: dict[str, Any]) -> 
     lm = cast(Any, AutoModelForCausalLM).from_pretrained(path)
     worth: list[float] = []
     for row in questions(32, 9, held_out=True):
-        said = [{"role": "user", "content": row["question"]}]
-        prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        messages = [{"role": "user", "content": row["question"]}]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
         written = lm.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=28
@@ -120,9 +120,9 @@ def test_plain_transformers_gives_the_scores_that_the_run_recorded(
     mean, std = model.config.reward_mean, model.config.reward_std
     with (run_dir / "ppo" / "samples.jsonl").open(encoding="utf-8") as lines:
         samples = [json.loads(line) for line, _ in zip(lines, range(12), strict=False)]
-    whole = [one["prompt_token_ids"] + one["turns"][0]["token_ids"] for one in samples]
-    recorded = [one["rewards"]["reward_model"] for one in samples]
-    batch = tokenizer.pad({"input_ids": whole}, return_tensors="pt")
+    sequences = [sample["prompt_token_ids"] + sample["turns"][0]["token_ids"] for sample in samples]
+    recorded = [sample["rewards"]["reward_model"] for sample in samples]
+    batch = tokenizer.pad({"input_ids": sequences}, return_tensors="pt")
     assert not batch["attention_mask"].all()  # some are padded
     with torch.inference_mode():
         scores = model(**batch).logits[:, 0].double().numpy()

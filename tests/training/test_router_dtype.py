@@ -54,17 +54,19 @@ def test_learner_and_engine_route_in_float32_and_a_killed_run_ends_the_same(
     products: set[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     model = table(make_mixture(), **more)
-    whole, killed = (make_recipe("rl", name, model=model, **PPO) for name in ("whole", "killed"))
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", name, model=model, **PPO) for name in ("whole", "killed")
+    )
+    train(uninterrupted, console)
     assert products == {(True, False), (False, False), (False, True)}
     train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 3)
+    assert_same_run(uninterrupted, killed, 3)
     narrow = make_recipe("rl", "narrow", model={**model, "router_dtype": "auto"}, **PPO)
     products.clear()
     train(narrow, console)
     assert products == set()
-    first = [lines(Path(run.run_dir) / "samples.jsonl")[0] for run in (whole, narrow)]
+    first = [lines(Path(run.run_dir) / "samples.jsonl")[0] for run in (uninterrupted, narrow)]
     assert first[0] != first[1]
 
 

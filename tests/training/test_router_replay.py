@@ -97,10 +97,10 @@ def test_kills_and_resumes_keep_the_experts_of_samples_under_way(
     run: Callable[..., Recipe],
 ) -> None:
     changes: dict[str, Any] = {"algorithm": {"correction": "tis"}, "rollout": STALE}
-    whole = run("whole", steps=4, **changes)
+    uninterrupted = run("whole", steps=4, **changes)
     for steps in range(1, 5):
         pieces = run("pieces", steps=steps, **changes)
-    first, second = (fingerprint(Path(recipe.run_dir)) for recipe in (whole, pieces))
+    first, second = (fingerprint(Path(recipe.run_dir)) for recipe in (uninterrupted, pieces))
     for name in ("policy.weights.safetensors", "pending.safetensors", "samples.jsonl"):
         assert first[name] == second[name]
 

@@ -27,8 +27,10 @@ def test_a_run_has_the_same_bits_with_the_cache_and_without(
         train(recipe, console)
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
     notes = [
-        next(line for line in lines(Path(one.run_dir) / "events.jsonl") if line["event"] == "data")
-        for one in (plain, first, again)
+        next(
+            line for line in lines(Path(recipe.run_dir) / "events.jsonl") if line["event"] == "data"
+        )
+        for recipe in (plain, first, again)
     ]
     assert [line.get("notes") for line in notes] == [
         None,
@@ -46,13 +48,13 @@ def test_a_run_shows_one_table_of_its_rows_and_records_it(make_recipe: Any) -> N
     recipe = make_recipe("sft", data={"sets": sets, "dedup": "exact"}, steps=1)
     shown = io.StringIO()
     train(recipe, Console("plain", shown))
-    found = [
+    data_events = [
         line for line in lines(Path(recipe.run_dir) / "events.jsonl") if line["event"] == "data"
     ]
     fates = ("kept", "excluded", "duplicate")
-    assert [line["rows"] for line in found] == [30, 40, 8]
-    assert [sum(line.get(fate, 0) for fate in fates) for line in found] == [30, 40, 8]
-    assert found[1]["excluded"] >= 8
+    assert [line["rows"] for line in data_events] == [30, 40, 8]
+    assert [sum(line.get(fate, 0) for fate in fates) for line in data_events] == [30, 40, 8]
+    assert data_events[1]["excluded"] >= 8
     text = shown.getvalue()
     assert "rows of the training data" in text
     assert "rows of the evaluation data" in text

@@ -33,27 +33,27 @@ def test_the_moving_average_is_exported_as_a_model_of_its_own(
 def test_two_runs_of_a_recipe_give_the_same_bits(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
-    one, two = trained("rl"), make_recipe("rl", "two")
-    train(two, console)
-    assert_same_run(one, two, 3)
+    first_run, second_run = trained("rl"), make_recipe("rl", "two")
+    train(second_run, console)
+    assert_same_run(first_run, second_run, 3)
 
 
 def test_another_seed_gives_other_weights(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
-    one, two = trained("sft"), make_recipe("sft", "two", seed=1)
-    train(two, console)
-    a, b = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
+    first_run, second_run = trained("sft"), make_recipe("sft", "two", seed=1)
+    train(second_run, console)
+    a, b = tensors(first_run.run_dir, 3), tensors(second_run.run_dir, 3)
     name = "policy.weights/model.embed_tokens.weight"
     assert not torch.equal(a[name], b[name])
 
 
 def test_every_sample_stands_once_in_samples_jsonl(trained: MakeRecipe) -> None:
     recipe = trained("rl")
-    found = [
+    sample_keys = [
         (line["ticket"], line["sample"]) for line in lines(Path(recipe.run_dir) / "samples.jsonl")
     ]
-    assert found == [(ticket, sample) for ticket in range(12) for sample in range(4)]
+    assert sample_keys == [(ticket, sample) for ticket in range(12) for sample in range(4)]
 
 
 def test_several_updates_a_step_use_the_logprobs_from_before_the_step(
@@ -145,10 +145,10 @@ def test_of_equal_evaluations_the_earliest_stays_the_best(
 def test_bfloat16_trains_over_float32_masters(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("sft", model={"dtype": "bfloat16"})
     train(recipe, console)
-    found = tensors(recipe.run_dir, 3)
-    counts = [name for name in found if name.endswith("/updates")]
-    assert [int(found.pop(name)) for name in counts] == [3]
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    saved = tensors(recipe.run_dir, 3)
+    counts = [name for name in saved if name.endswith("/updates")]
+    assert [int(saved.pop(name)) for name in counts] == [3]
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
 
 
 def test_gradient_checkpointing_changes_no_bit_of_the_loss(
@@ -158,8 +158,8 @@ def test_gradient_checkpointing_changes_no_bit_of_the_loss(
     saving = make_recipe("sft", "saving", model={"gradient_checkpointing": True})
     train(saving, console)
     losses = [
-        [line["loss"] for line in lines(Path(one.run_dir) / "metrics.jsonl")]
-        for one in (plain, saving)
+        [line["loss"] for line in lines(Path(recipe.run_dir) / "metrics.jsonl")]
+        for recipe in (plain, saving)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
@@ -250,13 +250,13 @@ def test_truncated_samples_are_scored_and_written_but_not_trained_on(
     train(recipe, console)
     samples = lines(Path(recipe.run_dir) / "samples.jsonl")
     metrics = lines(Path(recipe.run_dir) / "metrics.jsonl")
-    finished = [one["finish_reason"] == "stop" for one in samples]
+    finished = [sample["finish_reason"] == "stop" for sample in samples]
     assert 0 < sum(finished) < len(samples)
-    assert ["advantages" in one for one in samples] == finished
-    assert all(one["total"] is not None for one in samples)
+    assert ["advantages" in sample for sample in samples] == finished
+    assert all(sample["total"] is not None for sample in samples)
     for line in metrics:
-        own = [one for one in samples if one["step"] == line["step"]]
-        cut = sum(one["finish_reason"] == "length" for one in own)
+        step_samples = [sample for sample in samples if sample["step"] == line["step"]]
+        cut = sum(sample["finish_reason"] == "length" for sample in step_samples)
         assert line["masked_samples"] == cut
-        assert line["updates/largest"] == len(own) - cut
-        assert line["truncated_fraction"] == cut / len(own)
+        assert line["updates/largest"] == len(step_samples) - cut
+        assert line["truncated_fraction"] == cut / len(step_samples)

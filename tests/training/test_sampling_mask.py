@@ -83,9 +83,9 @@ def test_a_replay_learns_what_the_recorded_run_learned_and_needs_its_masks(
     source = {"source": "replay", "replay_path": recorded.run_dir}
     replay = make_recipe("rl", "replay", rollout={**kept, **source}, steps=2)
     train(replay, console)
-    for one, other in zip(steps_of(recorded), steps_of(replay), strict=True):
-        assert one["policy/logprob"] == other["policy/logprob"]
-        assert one["policy/grad_norm"] == other["policy/grad_norm"]
+    for recorded_step, replayed_step in zip(steps_of(recorded), steps_of(replay), strict=True):
+        assert recorded_step["policy/logprob"] == replayed_step["policy/logprob"]
+        assert recorded_step["policy/grad_norm"] == replayed_step["policy/grad_norm"]
     without = make_recipe("rl", "without", rollout=NUCLEUS, steps=1)
     train(without, console)
     source = {"source": "replay", "replay_path": without.run_dir}

@@ -37,13 +37,13 @@ def test_the_size_estimated_is_the_size_on_the_disk(
 
     monkeypatch.setattr(CheckpointStore, "require_space", note)
     recipe = make_recipe(job, learner={"ema_decay": ema_decay})
-    told = StringIO()
-    train(recipe, Console("plain", told))
+    output = StringIO()
+    train(recipe, Console("plain", output))
     newest = Path(recipe.run_dir) / "checkpoints" / "step-000003"
     tensors = sum(path.stat().st_size for path in newest.glob("*.safetensors"))
     assert estimated[0] == estimated[-1]  # before the run, and of its last save
     assert estimated[0] <= tensors <= estimated[0] + 20_000  # safetensors' headers
-    assert f"disk: a checkpoint takes {estimated[0] / 2**20:,.1f} MiB" in told.getvalue()
+    assert f"disk: a checkpoint takes {estimated[0] / 2**20:,.1f} MiB" in output.getvalue()
 
 
 @pytest.mark.slow
@@ -51,16 +51,16 @@ def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
     make_recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe("sft", checkpoint={"max_ckpt_num": 2, "best_metric": "eval/accuracy"})
-    told = StringIO()
+    output = StringIO()
     monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size - 1)
-    train(recipe, Console("plain", told))
-    assert "there is no room for 4 checkpoints" in told.getvalue()
-    told = StringIO()
+    train(recipe, Console("plain", output))
+    assert "there is no room for 4 checkpoints" in output.getvalue()
+    output = StringIO()
     kept = {"max_ckpt_num": 2, "best_metric": "eval/accuracy"}
     recipe = make_recipe("sft", "two", checkpoint=kept)
     monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size)
-    train(recipe, Console("plain", told))
-    assert "there is no room" not in told.getvalue()
+    train(recipe, Console("plain", output))
+    assert "there is no room" not in output.getvalue()
 
 
 @pytest.mark.slow
@@ -95,13 +95,13 @@ def test_a_run_whose_directory_is_moved_stops_and_continues_from_there(
 def test_every_save_logs_its_pause_and_its_size(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("sft", steps=4, checkpoint={"save_steps": 1})
     train(recipe, console)
-    found = [
+    save_events = [
         line for line in lines(Path(recipe.run_dir) / "events.jsonl") if line["event"] == "saved"
     ]
-    assert [line["step"] for line in found] == [1, 2, 3, 4]
-    assert [line["behind"] for line in found] == [True, True, True, False]
-    for line in found:
+    assert [line["step"] for line in save_events] == [1, 2, 3, 4]
+    assert [line["behind"] for line in save_events] == [True, True, True, False]
+    for line in save_events:
         assert line["pause_seconds"] > 0.0
         assert line["write_seconds"] > 0.0
-        assert line["size_bytes"] == found[0]["size_bytes"]
-    assert found[-1]["pause_seconds"] >= found[-1]["write_seconds"]
+        assert line["size_bytes"] == save_events[0]["size_bytes"]
+    assert save_events[-1]["pause_seconds"] >= save_events[-1]["write_seconds"]

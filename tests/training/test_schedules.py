@@ -13,7 +13,7 @@ from postgrad.training.start import resume, train
 from training.test_ppo import PPO
 
 
-def told(run_dir: str) -> list[str]:
+def schedule_events(run_dir: str) -> list[str]:
     events = lines(Path(run_dir) / "events.jsonl")
     return [line["message"] for line in events if line["event"] == "learning_rate"]
 
@@ -40,7 +40,7 @@ def test_a_longer_resume_tells_how_each_rate_jumps(make_recipe: Any, console: Co
     recipe = make_recipe("rl", **{**PPO, "algorithm": algorithm}, learner=learner)
     train(recipe, console)
     resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
-    assert told(recipe.run_dir) == [
+    assert schedule_events(recipe.run_dir) == [
         "policy: the learning rate jumps at update 5, from 0 by the schedule of 4 updates to "
         "0.003333 by that of 6",
         "critic: the learning rate jumps at update 7, from 0 by the schedule of 6 updates to "
@@ -59,7 +59,7 @@ def test_a_resume_on_the_same_schedule_tells_of_no_jump(make_recipe: Any, consol
     linear = make_recipe("sft", "linear", learner=learner, checkpoint={"save_steps": 1})
     train(linear, console)
     resume(Path(linear.run_dir), [], [], console)
-    assert told(constant.run_dir) == told(linear.run_dir) == []
+    assert schedule_events(constant.run_dir) == schedule_events(linear.run_dir) == []
 
 
 def _rates(run_dir: str) -> list[float]:
@@ -71,14 +71,17 @@ def test_a_resume_in_the_decay_is_the_run_that_was_not_interrupted(
 ) -> None:
     learner = {"lr": 1e-2, "schedule": "1-sqrt", "threads": 1, "decay_ratio": 0.6}
     same = {"learner": learner, "steps": 5, "checkpoint": {"save_steps": 1}}
-    whole, killed = make_recipe("sft", "whole", **same), make_recipe("sft", "killed", **same)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("sft", "whole", **same),
+        make_recipe("sft", "killed", **same),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, SFTJob, 3, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert_same_run(whole, killed, 5)
+    assert_same_run(uninterrupted, killed, 5)
     falling = [1e-2 * (1 - (n / 3) ** 0.5) for n in range(3)]
     assert _rates(killed.run_dir) == pytest.approx([1e-2, 1e-2, *falling])
-    assert told(killed.run_dir) == []
+    assert schedule_events(killed.run_dir) == []
 
 
 def test_a_longer_resume_in_the_decay_goes_back_to_the_whole_rate(
@@ -94,7 +97,7 @@ def test_a_longer_resume_in_the_decay_goes_back_to_the_whole_rate(
     assert _rates(recipe.run_dir) == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
     resume(Path(recipe.run_dir), ["--steps", "8"], [], console)
     assert _rates(recipe.run_dir)[4:] == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
-    assert told(recipe.run_dir) == [
+    assert schedule_events(recipe.run_dir) == [
         "policy: the learning rate jumps at update 5, from 0 by the schedule of 4 updates to "
         "0.01 by that of 8",
     ]
@@ -102,7 +105,7 @@ def test_a_longer_resume_in_the_decay_goes_back_to_the_whole_rate(
     train_until_killed(monkeypatch, SFTJob, 2, stable, console)
     resume(Path(stable.run_dir), ["--steps", "4"], [], console)
     assert _rates(stable.run_dir) == pytest.approx([1e-2, 1e-2, 1e-2, 5e-3])
-    assert told(stable.run_dir) == []
+    assert schedule_events(stable.run_dir) == []
 
 
 @pytest.mark.slow
@@ -114,5 +117,5 @@ def test_more_epochs_are_more_updates_of_the_schedule(make_recipe: Any, console:
     rates = [line["policy/lr"] for line in lines(Path(recipe.run_dir) / "metrics.jsonl")]
     assert rates == pytest.approx([1e-2, 1e-2, 7.5e-3, 5e-3, 2.5e-3])
     resume(Path(recipe.run_dir), ["--epochs", "2"], [], console)
-    (line,) = told(recipe.run_dir)
+    (line,) = schedule_events(recipe.run_dir)
     assert "at update 6, from 0 by the schedule of 5 updates to 0.00625 by that of 10" in line

@@ -36,8 +36,8 @@ def recipe(tmp_path: Path) -> Path:
 
 def steps_in(screen: list[str]) -> int:
     """The step that the block tells."""
-    found = STEP.findall("\n".join(screen))
-    return int(found[-1]) if found else 0
+    step_matches = STEP.findall("\n".join(screen))
+    return int(step_matches[-1]) if step_matches else 0
 
 
 def shows_a_healthy_run(screen: list[str]) -> bool:
@@ -47,18 +47,18 @@ def shows_a_healthy_run(screen: list[str]) -> bool:
     machine = r"memory [\d.]+ GiB of [\d.]+ estimated", r"a step [\d.]+ s of [\d.]+ estimated"
     wanted = [*(rf"\b{label} +[\d.-]+%? " for label in labels), *machine]
     silent = screen[-1] == "sentinels silent: nothing looks wrong"
-    return silent and all(re.search(one, block) for one in wanted)
+    return silent and all(re.search(part, block) for part in wanted)
 
 
-def told(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
-    found = json.loads(feed.messages(generation, start))
-    assert not found["more"]
-    return found
+def feed_page(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
+    feed_message = json.loads(feed.messages(generation, start))
+    assert not feed_message["more"]
+    return feed_message
 
 
-def metric_steps(told: dict[str, Any]) -> list[int]:
-    of_metrics = [one for one in told["messages"] if one["kind"] == "metrics"]
-    return [line["step"] for one in of_metrics for line in one["lines"]]
+def metric_steps(page: dict[str, Any]) -> list[int]:
+    of_metrics = [message for message in page["messages"] if message["kind"] == "metrics"]
+    return [line["step"] for metrics_message in of_metrics for line in metrics_message["lines"]]
 
 
 @pytest.mark.slow
@@ -67,24 +67,24 @@ def test_a_person_sees_a_run_move_and_stops_it(recipe: Path, tmp_path: Path) -> 
     with Terminal(command, columns=100, rows=45) as terminal:
         terminal.wait_for(lambda screen: steps_in(screen) >= 3)
         feed = Feed(tmp_path / "run")
-        first = told(feed)
+        first = feed_page(feed)
         seen = metric_steps(first)
         assert seen == list(range(1, len(seen) + 1))
 
         def later() -> dict[str, Any]:
-            return told(feed, first["generation"], first["next"])
+            return feed_page(feed, first["generation"], first["next"])
 
         terminal.wait_for(lambda _: len(metric_steps(later())) >= 3)
         more = later()
         assert metric_steps(more)[:3] == [seen[-1] + n for n in (1, 2, 3)]
-        assert {"groups", "counts"} <= {one["kind"] for one in more["messages"]}
+        assert {"groups", "counts"} <= {message["kind"] for message in more["messages"]}
         terminal.wait_for(shows_a_healthy_run)
         terminal.type("\x03")
         assert terminal.ended() == 1
         assert "the checkpoint of step" in terminal.lines[-2]
         assert not any(line.startswith("sentinels silent") for line in terminal.lines)
-    assert b"\x1b[?25h" in terminal.said[-4096:]  # the cursor is back
-    events = [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")]
+    assert b"\x1b[?25h" in terminal.output[-4096:]  # the cursor is back
+    events = [event["event"] for event in lines(tmp_path / "run" / "events.jsonl")]
     assert "sentinel" not in events
 
 
@@ -97,7 +97,7 @@ def test_the_page_of_a_moved_run_shows_text_without_its_model(
     train(recipe, console)
     shutil.rmtree(start)
     moved = shutil.move(recipe.run_dir, tmp_path / "moved")
-    one = reader(Path(moved), 0, Cap())
-    counts = [message for message in one.poll() if message["kind"] == "counts"]
+    run_reader = reader(Path(moved), 0, Cap())
+    counts = [message for message in run_reader.poll() if message["kind"] == "counts"]
     assert counts[0]["pieces"]
-    assert "<|im_start|>" in one.bodies([0])["vocab"].values()
+    assert "<|im_start|>" in run_reader.bodies([0])["vocab"].values()

@@ -84,8 +84,8 @@ def test_an_advantage_is_what_the_hint_changes_in_the_policy_s_own_logprob(
         read = tokenizer.encode(hinted, add_special_tokens=False)
         answer = [token for turn in sample["turns"] for token in turn["token_ids"]]
         graded = plain_logprobs(read, answer)
-        own = plain_logprobs(sample["prompt_token_ids"], answer)
-        wanted = [a - b for a, b in zip(graded, own, strict=True)]
+        own_logprobs = plain_logprobs(sample["prompt_token_ids"], answer)
+        wanted = [a - b for a, b in zip(graded, own_logprobs, strict=True)]
         assert sample["advantages"] == pytest.approx(wanted, abs=2e-5)
         assert any(abs(value) > 1e-3 for value in wanted)
 
@@ -117,8 +117,8 @@ def test_a_right_answer_of_the_group_is_what_the_policy_reads_as_a_hint(
         question, text = sample["question"], tokenizer.decode(sample["prompt_token_ids"])
         hinted = text.replace(question, f"{question}\n\nsay {ended[0]}!")
         theirs = plain_logprobs(tokenizer.encode(hinted, add_special_tokens=False), answer)
-        own = plain_logprobs(sample["prompt_token_ids"], answer)
-        wanted = [a - b for a, b in zip(theirs, own, strict=True)]
+        own_logprobs = plain_logprobs(sample["prompt_token_ids"], answer)
+        wanted = [a - b for a, b in zip(theirs, own_logprobs, strict=True)]
         assert sample["advantages"] == pytest.approx(wanted, abs=2e-5)
     assert 0 < graded < len(written)
     assert logged(recipe)[0]["teacher/graded_fraction"] == graded / len(written)
@@ -132,8 +132,8 @@ def test_the_reference_grades_as_a_teacher_of_the_same_weights_does(
     policy = make_graded("policy", "policy")
     for recipe in (reference, teacher, policy):
         train(recipe, console)
-    one, two = tensors(reference.run_dir, 2), tensors(teacher.run_dir, 2)
-    assert all(one[name].equal(two[name]) for name in one)
+    reference_tensors, teacher_tensors = tensors(reference.run_dir, 2), tensors(teacher.run_dir, 2)
+    assert all(reference_tensors[name].equal(teacher_tensors[name]) for name in reference_tensors)
     by_reference, by_policy = logged(reference), logged(policy)
     assert by_reference[0]["teacher/reverse_kl"] == by_policy[0]["teacher/reverse_kl"] != 0.0
     assert by_reference[1]["teacher/reverse_kl"] != by_policy[1]["teacher/reverse_kl"]
@@ -163,13 +163,13 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_through(
     by: str, make_graded: MakeRecipe, console: Console
 ) -> None:
     moves = {"reference": {"ema_decay": 0.5}} if by == "reference" else {}
-    whole = make_graded(by, "whole", steps=3, **moves)
-    train(whole, console)
+    uninterrupted = make_graded(by, "whole", steps=3, **moves)
+    train(uninterrupted, console)
     train(make_graded(by, "halves", steps=1, **moves), console)
     halves = make_graded(by, "halves", steps=3, **moves)
     train(halves, console)
-    one, two = tensors(whole.run_dir, 3), tensors(halves.run_dir, 3)
-    assert all(one[name].equal(two[name]) for name in one)
+    full_tensors, resumed_tensors = tensors(uninterrupted.run_dir, 3), tensors(halves.run_dir, 3)
+    assert all(full_tensors[name].equal(resumed_tensors[name]) for name in full_tensors)
 
 
 @pytest.mark.slow
@@ -181,8 +181,8 @@ def test_on_a_group_of_one_rank_a_run_has_the_bits_of_this_process(
     train(here, console)
     train(there, console)
     assert len(fake_ranks) == 1
-    one, two = tensors(here.run_dir, 2), tensors(there.run_dir, 2)
-    assert all(one[name].equal(two[name]) for name in one)
+    local_tensors, ranked_tensors = tensors(here.run_dir, 2), tensors(there.run_dir, 2)
+    assert all(local_tensors[name].equal(ranked_tensors[name]) for name in local_tensors)
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_each_of_several_datasets_has_its_hint(
 
 
 @pytest.mark.parametrize(
-    ("by", "changes", "told"),
+    ("by", "changes", "message"),
     [
         ("policy", {"data": {"hint": ""}}, r"data\.hint: the policy would grade its samples"),
         ("policy", {"data": {"hint": "no column"}}, r"data\.hint: it names no column"),
@@ -255,9 +255,9 @@ def test_each_of_several_datasets_has_its_hint(
     ],
 )
 def test_what_cannot_be_graded_is_an_error_of_the_recipe(
-    by: str, changes: dict[str, Any], told: str, make_graded: MakeRecipe
+    by: str, changes: dict[str, Any], message: str, make_graded: MakeRecipe
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         make_graded(by, "run", **changes)
 
 

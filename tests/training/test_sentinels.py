@@ -46,8 +46,12 @@ Plant = Callable[[Patch], None]
 
 def spoken(run_dir: str) -> list[tuple[str, int | None]]:
     """Which sentinels spoke, and at which step."""
-    found = lines(Path(run_dir) / "events.jsonl")
-    return [(one["sentinel"], one.get("step")) for one in found if one["event"] == "sentinel"]
+    event_lines = lines(Path(run_dir) / "events.jsonl")
+    return [
+        (event["sentinel"], event.get("step"))
+        for event in event_lines
+        if event["event"] == "sentinel"
+    ]
 
 
 def other_old_logprobs(patch: Patch) -> None:
@@ -66,10 +70,10 @@ def other_sampler(patch: Patch) -> None:
     right = LocalEngine.completed
 
     def off(self: Any, awaited: Any = None) -> Any:
-        found = right(self, awaited)
-        for one in found:
-            one.logprobs[...] *= 0.5
-        return found
+        completions = right(self, awaited)
+        for completion in completions:
+            completion.logprobs[...] *= 0.5
+        return completions
 
     patch.setattr(LocalEngine, "completed", off)
 
@@ -147,7 +151,7 @@ def writes(choose: Callable[[Rows, int], str | None], after: int = 0) -> Plant:
             now[:] = [self._rows, self._version]
             start(self, *more)
 
-        def told(logits: torch.Tensor, *more: Any) -> Any:
+        def planted(logits: torch.Tensor, *more: Any) -> Any:
             logprobs = logits.log_softmax(-1)
             drawn = draw(logits, *more)
             rows, version = now
@@ -159,7 +163,7 @@ def writes(choose: Callable[[Rows, int], str | None], after: int = 0) -> Plant:
             return drawn
 
         patch.setattr(LocalEngine, "_step", marked)
-        patch.setattr(decode, "sample", told)
+        patch.setattr(decode, "sample", planted)
 
     return plant
 
@@ -267,11 +271,11 @@ ILLNESSES = [
 
 
 def test_every_sentinel_has_its_illness() -> None:
-    assert {one.sentinel for one in ILLNESSES} == set(SentinelSettings.model_fields)
+    assert {illness.sentinel for illness in ILLNESSES} == set(SentinelSettings.model_fields)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.sentinel)
+@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda illness: illness.sentinel)
 def test_a_sick_run_makes_its_sentinel_speak_and_no_other(
     illness: Illness,
     make_recipe: Any,
@@ -344,11 +348,13 @@ def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
     recipe = make_recipe("rl", steps=6, sentinels=watched, **changes)
     with pytest.raises(SentinelStop) as stopped:
         train(recipe, console)
-    told = str(stopped.value)
-    assert told.startswith("sentinel no_gradient: 100% of the groups have no gradient (limit 90%)")
-    assert "the checkpoint of step 2 is kept; continue with postgrad resume" in told
+    message = str(stopped.value)
+    assert message.startswith(
+        "sentinel no_gradient: 100% of the groups have no gradient (limit 90%)"
+    )
+    assert "the checkpoint of step 2 is kept; continue with postgrad resume" in message
     fork = f"postgrad fork {recipe.run_dir} --checkpoint STEP --to DIR"
-    assert told.endswith(f"; {fork} goes back to an earlier checkpoint")
+    assert message.endswith(f"; {fork} goes back to an earlier checkpoint")
     assert stopped.value.exit_code == 1
     run = Path(recipe.run_dir)
     resume(run, ["--sentinels.no_gradient.action", "observe"], [], console)
@@ -408,13 +414,16 @@ def test_a_killed_and_resumed_run_speaks_as_one_that_never_stopped(
 ) -> None:
     """What has been seen is run state: five steps without gradient are five after a kill too."""
     changes = {"steps": 7, "rewards": pays("nothing"), "rollout": ENDS}
-    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
-    train(whole, console)
+    uninterrupted, killed = (
+        make_recipe("rl", "whole", **changes),
+        make_recipe("rl", "killed", **changes),
+    )
+    train(uninterrupted, console)
     train_until_killed(monkeypatch, RLJob, 3, killed, console)
     resume(Path(killed.run_dir), [], [], console)
-    assert spoken(whole.run_dir) == spoken(killed.run_dir) == [("no_gradient", 5)]
-    assert_same_run(whole, killed, 7)
-    states = [_newest_state(one.run_dir)["sentinels"] for one in (whole, killed)]
+    assert spoken(uninterrupted.run_dir) == spoken(killed.run_dir) == [("no_gradient", 5)]
+    assert_same_run(uninterrupted, killed, 7)
+    states = [_newest_state(recipe.run_dir)["sentinels"] for recipe in (uninterrupted, killed)]
     assert states[0] == states[1]
     assert states[0]["no_gradient"]["since"] == 5
 
@@ -424,11 +433,11 @@ def test_sentinels_that_are_off_change_no_bit(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
     off = dict.fromkeys(SentinelSettings.model_fields, "off")
-    one, two = trained("rl"), make_recipe("rl", "two", sentinels=off)
-    train(two, console)
-    a, b = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
+    with_sentinels, without_sentinels = trained("rl"), make_recipe("rl", "two", sentinels=off)
+    train(without_sentinels, console)
+    a, b = tensors(with_sentinels.run_dir, 3), tensors(without_sentinels.run_dir, 3)
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert spoken(two.run_dir) == []
+    assert spoken(without_sentinels.run_dir) == []
 
 
 @pytest.mark.slow

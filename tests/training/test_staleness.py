@@ -58,8 +58,8 @@ def test_a_run_that_is_resumed_after_every_step_has_the_same_bits(
     algorithm: dict[str, Any], make_recipe: MakeRecipe, trained: MakeRecipe
 ) -> None:
     changes = {**STALE, "algorithm": algorithm}
-    whole = trained("rl", **changes)
-    hashes = without_evaluations(whole)
+    uninterrupted = trained("rl", **changes)
+    hashes = without_evaluations(uninterrupted)
     assert {"pending.safetensors", "policy.weights.safetensors", "samples.jsonl"} <= set(hashes)
     assert in_pieces(make_recipe, algorithm=algorithm) == hashes
 
@@ -110,11 +110,11 @@ def test_a_run_leaves_as_many_rows_empty_as_the_simulation_of_its_answers(
 def test_its_samples_replayed_make_the_same_weights(
     make_recipe: MakeRecipe, trained: MakeRecipe
 ) -> None:
-    whole = trained("rl", **STALE)
-    rollout = {**STALE["rollout"], "source": "replay", "replay_path": whole.run_dir}
+    source_run = trained("rl", **STALE)
+    rollout = {**STALE["rollout"], "source": "replay", "replay_path": source_run.run_dir}
     again = make_recipe("rl", "replayed", **{**STALE, "rollout": rollout})
     train(again, Console("quiet"))
-    first, second = fingerprint(Path(whole.run_dir)), fingerprint(Path(again.run_dir))
+    first, second = fingerprint(Path(source_run.run_dir)), fingerprint(Path(again.run_dir))
     for name in ("policy.weights.safetensors", "policy.optimizer.safetensors"):
         assert first[name] == second[name]
 
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
     wanted = fingerprint(Path(trained("rl", **STALE).run_dir))
     recipe = make_recipe("rl", **STALE, checkpoint={"wait_for_room_minutes": 0})
     run = Path(recipe.run_dir)
-    told = (
+    disk_message = (
         "no checkpoint of step {} could be saved in " + str(run / "checkpoints") + ": "
         "the disk is full; older checkpoints are kept; make room"
     )
@@ -154,13 +154,13 @@ def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
         else:
             with pytest.raises(SaveFailed) as failed:
                 train(recipe, Console("quiet"))
-            assert told.format(5) in str(failed.value)
+            assert disk_message.format(5) in str(failed.value)
             checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
             assert checkpoints == ["latest", "step-000001"]
     events = [line for line in lines(run / "events.jsonl") if line["event"] == "save_failed"]
     steps = [2] if last == 2 else [2, 3, 4]
     assert [(line["step"], line["message"]) for line in events] == [
-        (step, told.format(step)) for step in steps
+        (step, disk_message.format(step)) for step in steps
     ]
     train(recipe, Console("quiet"))
     assert fingerprint(run) == wanted

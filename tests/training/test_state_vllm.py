@@ -93,8 +93,8 @@ def require_agreement(folder: Path) -> None:
 def test_vllm_samples_a_model_with_states_with_the_learners_logprobs(
     kind: str, tmp_path: Path
 ) -> None:
-    made = recipe(tmp_path, write_model(kind, tmp_path / "model"), (0, 30, 12, 3))
-    train(made, Console())
+    state_recipe = recipe(tmp_path, write_model(kind, tmp_path / "model"), (0, 30, 12, 3))
+    train(state_recipe, Console())
     require_agreement(tmp_path / "run")
 
 

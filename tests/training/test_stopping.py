@@ -192,7 +192,7 @@ def test_interrupted_before_its_first_step_a_run_says_that_nothing_was_saved(
 def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
     make_recipe: Any, trained: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained("rl", checkpoint={"save_steps": 0})
+    uninterrupted = trained("rl", checkpoint={"save_steps": 0})
     stopped = make_recipe("rl", "stopped", checkpoint={"save_steps": 0})
     sample = RLJob._sample
 
@@ -207,7 +207,7 @@ def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
             train(stopped, console)
     assert saved(stopped.run_dir) == ["step-000002"]
     resume(Path(stopped.run_dir), [], [], console)
-    a, b = weights(whole.run_dir, 3), weights(stopped.run_dir, 3)
+    a, b = weights(uninterrupted.run_dir, 3), weights(stopped.run_dir, 3)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -233,10 +233,10 @@ def test_stopped_while_weights_move_the_step_ends_where_that_is_estimated(
     recipe = make_recipe("rl", checkpoint={"save_steps": 1, "grace_seconds": grace})
     update = Learner.update
 
-    def asked(self: Any, one: Any, algorithm: Any) -> Any:
+    def asked(self: Any, update_asked: Any, algorithm: Any) -> Any:
         if self.optimizer.updates == 1:
             ask()
-        return update(self, one, algorithm)
+        return update(self, update_asked, algorithm)
 
     monkeypatch.setattr(Learner, "update", asked)
     with pytest.raises(Stopped, match=message):

@@ -18,7 +18,7 @@ def evaluation(step: int, name: str | None = None, **values: float) -> dict[str,
 
 def test_what_changed_is_that_of_the_first_set() -> None:
     gold = "reward/gold"
-    found = summary._changes(
+    changes = summary._changes(
         [
             evaluation(0, "a", accuracy=0.25, reward=-0.5, **{gold: 0.5}),
             evaluation(0, "b", accuracy=0.75),
@@ -26,7 +26,7 @@ def test_what_changed_is_that_of_the_first_set() -> None:
             evaluation(8, "b", accuracy=1.0),
         ]
     )
-    assert found == {
+    assert changes == {
         "accuracy_before": 0.25,
         "accuracy_after": 0.5,
         "reward_before": -0.5,
@@ -36,11 +36,11 @@ def test_what_changed_is_that_of_the_first_set() -> None:
 
 
 def test_without_an_evaluation_at_step_0_nothing_is_known_of_before() -> None:
-    found = summary._changes([evaluation(4, accuracy=0.1), evaluation(8, accuracy=0.5)])
-    assert found == {"accuracy_before": None, "accuracy_after": 0.5}
-    assert summary.change(found, "accuracy") == "0.500"
-    assert summary.change(found, "reward") == ""
-    assert summary.change({**found, "rated": False}, "accuracy") == ""
+    changes = summary._changes([evaluation(4, accuracy=0.1), evaluation(8, accuracy=0.5)])
+    assert changes == {"accuracy_before": None, "accuracy_after": 0.5}
+    assert summary.change(changes, "accuracy") == "0.500"
+    assert summary.change(changes, "reward") == ""
+    assert summary.change({**changes, "rated": False}, "accuracy") == ""
     assert summary._changes([]) == {}
 
 
@@ -49,8 +49,8 @@ def test_kl_is_a_mean_over_the_last_ten_steps_and_the_most_of_all() -> None:
         {"kl/token_mean": token, "kl/sequence_mean": 10 * token, "kl/coefficient": 0.1}
         for token in (0.5, *(0.1 * n for n in range(1, 11)))
     ]
-    found = summary._kl([{"loss": 1.0}, *lines], 0.6)["kl"]
-    assert found == {
+    kl = summary._kl([{"loss": 1.0}, *lines], 0.6)["kl"]
+    assert kl == {
         "token": pytest.approx(0.55),
         "token_most": 1.0,
         "sequence": pytest.approx(5.5),
@@ -119,6 +119,6 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes() -> None:
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(make_recipe: Any) -> None:
     recipe = make_recipe("rl", steps=1)
     train(recipe, Console("quiet", StringIO()))
-    told = StringIO()
-    resume(Path(recipe.run_dir), [], [], Console("plain", told))
-    assert "all 1 steps are done" in told.getvalue()
+    output = StringIO()
+    resume(Path(recipe.run_dir), [], [], Console("plain", output))
+    assert "all 1 steps are done" in output.getvalue()

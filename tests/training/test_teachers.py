@@ -112,15 +112,18 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_through_with_the_same_teach
 ) -> None:
     teacher = str(tmp_path / "teacher")
     shutil.copytree(models(2), teacher)
-    whole, halves = make_taught(job, "whole", teacher), make_taught(job, "halves", teacher, steps=1)
-    train(whole, console)
+    uninterrupted, halves = (
+        make_taught(job, "whole", teacher),
+        make_taught(job, "halves", teacher, steps=1),
+    )
+    train(uninterrupted, console)
     train(halves, console)
     saved = Path(halves.run_dir) / "checkpoints"
     state = next(saved.glob("*1/state.json"))
     assert json.loads(state.read_text())["choices"]["frozen"]["teacher"] == frozen_hash(teacher)
     train(make_taught(job, "halves", teacher), console)
-    one, two = tensors(whole.run_dir, 3), tensors(halves.run_dir, 3)
-    assert all(one[name].equal(two[name]) for name in one)
+    full_tensors, resumed_tensors = tensors(uninterrupted.run_dir, 3), tensors(halves.run_dir, 3)
+    assert all(full_tensors[name].equal(resumed_tensors[name]) for name in full_tensors)
     shutil.copy(Path(models(1)) / "model.safetensors", teacher)
     with pytest.raises((RunError, UsageError), match="teacher"):
         train(make_taught(job, "halves", teacher, steps=4), console)
@@ -137,8 +140,8 @@ def test_on_a_group_of_one_rank_a_run_has_the_bits_of_this_process(
     train(here, console)
     train(there, console)
     assert len(fake_ranks) == 1
-    one, two = (tensors(recipe.run_dir, 2) for recipe in (here, there))
-    assert all(one[name].equal(two[name]) for name in one)
+    local_tensors, ranked_tensors = (tensors(recipe.run_dir, 2) for recipe in (here, there))
+    assert all(local_tensors[name].equal(ranked_tensors[name]) for name in local_tensors)
 
 
 @pytest.mark.parametrize("job", ["rl", "sft"])
@@ -148,8 +151,8 @@ def test_a_teacher_with_other_tokens_is_refused_by_name(
     init = {**MODEL["init"], "tokenizer": {"kind": "characters", "phrases": ["a phrase "]}}
     other = tmp_path / "other"
     make_fresh(ModelInit.model_validate(init), [], 0, other)
-    told = r"teacher\.model\.path: .*other has another tokenizer .*postgrad generate"
-    with pytest.raises(UsageError, match=told):
+    pattern = r"teacher\.model\.path: .*other has another tokenizer .*postgrad generate"
+    with pytest.raises(UsageError, match=pattern):
         train(make_taught(job, "run", str(other)), console)
 
 
@@ -203,9 +206,9 @@ def test_a_teacher_behind_a_server_grades_as_the_same_model_does_here(
     there = make_taught("rl", "there", **few, teacher={**server, "model": {}})
     for recipe in (here, there):
         train(recipe, console)
-    for mine, theirs in zip(logged(here), logged(there), strict=True):
+    for local_line, served_line in zip(logged(here), logged(there), strict=True):
         for name in ("teacher/reverse_kl", "teacher/logprob", "policy/loss"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5)
+            assert local_line[name] == pytest.approx(served_line[name], abs=1e-5)
     bodies = [body for _, _, body in served.requests if isinstance(body.get("prompt"), list)]
     assert len(bodies) == 2 * 16  # one for each sample
     asked = {"model": "taught", "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
@@ -256,7 +259,7 @@ def test_a_dataset_without_a_teacher_is_refused(make_taught: MakeRecipe, models:
 
 
 @pytest.mark.parametrize(
-    ("job", "changes", "told"),
+    ("job", "changes", "message"),
     [
         ("rl", {"rollout": {"temperature": 0.7}, "server": True}, "a temperature of 1 alone"),
         ("rl", {"top_k": 4}, r'is of job = "sft"'),
@@ -267,7 +270,7 @@ def test_a_dataset_without_a_teacher_is_refused(make_taught: MakeRecipe, models:
     ],
 )
 def test_what_a_teacher_cannot_do_is_refused(
-    job: str, changes: dict[str, Any], told: str, make_taught: MakeRecipe
+    job: str, changes: dict[str, Any], message: str, make_taught: MakeRecipe
 ) -> None:
     server = {"base_url": "http://127.0.0.1:1/v1"}
     teacher: dict[str, Any] = {"model": {"path": "x"}}
@@ -276,7 +279,7 @@ def test_what_a_teacher_cannot_do_is_refused(
     if changes.pop("both", False):
         teacher["server"] = server
     rest = {key: changes.pop(key) for key in ("rollout",) if key in changes}
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         make_taught(job, "run", **rest, teacher={**teacher, **changes})
 
 
@@ -297,16 +300,18 @@ def test_with_stored_tokens_the_teacher_reads_the_rows_once(
     again = make_taught("sft", "again", **few, teacher=most)
     for recipe in (live, stored, again):
         train(recipe, console)
-    for mine, theirs, kept in zip(*map(logged, (live, stored, again)), strict=True):
-        assert mine["policy/divergence"] == pytest.approx(theirs["policy/divergence"], abs=1e-5)
-        assert mine["policy/loss"] == pytest.approx(theirs["policy/loss"], abs=1e-5)
-        assert theirs["policy/loss"] == kept["policy/loss"]
-    one, two = tensors(stored.run_dir, 3), tensors(again.run_dir, 3)
-    assert all(one[name].equal(two[name]) for name in one)
+    for live_line, stored_line, kept in zip(*map(logged, (live, stored, again)), strict=True):
+        assert live_line["policy/divergence"] == pytest.approx(
+            stored_line["policy/divergence"], abs=1e-5
+        )
+        assert live_line["policy/loss"] == pytest.approx(stored_line["policy/loss"], abs=1e-5)
+        assert stored_line["policy/loss"] == kept["policy/loss"]
+    stored_tensors, cached_tensors = tensors(stored.run_dir, 3), tensors(again.run_dir, 3)
+    assert all(stored_tensors[name].equal(cached_tensors[name]) for name in stored_tensors)
     few_tokens = make_taught("sft", "few", **few, teacher={**most, "top_k": 2})
     train(few_tokens, console)
-    for step, whole in zip(logged(few_tokens)[:1], logged(live), strict=False):
-        assert 0 < step["policy/divergence"] < whole["policy/divergence"]
+    for step, full_step in zip(logged(few_tokens)[:1], logged(live), strict=False):
+        assert 0 < step["policy/divergence"] < full_step["policy/divergence"]
     too_many = make_taught("sft", "many", **few, teacher={**most, "top_k": tokens})
     with pytest.raises(UsageError, match=rf"top_k = {tokens}: both models have {tokens} tokens"):
         train(too_many, console)

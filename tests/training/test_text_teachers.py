@@ -74,8 +74,8 @@ def samples(recipe: Recipe) -> list[dict[str, Any]]:
     return lines(Path(recipe.run_dir) / "samples.jsonl")
 
 
-def same_bits(one: Recipe, other: Recipe, step: int) -> bool:
-    first, second = (tensors(recipe.run_dir, step) for recipe in (one, other))
+def same_bits(first_recipe: Recipe, second_recipe: Recipe, step: int) -> bool:
+    first, second = (tensors(recipe.run_dir, step) for recipe in (first_recipe, second_recipe))
     return all(first[name].equal(second[name]) for name in first)
 
 
@@ -96,10 +96,10 @@ def test_every_token_of_a_segment_has_the_segment_s_difference_of_logprobs(
     recipe = make_taught("run", pairs, steps=1, rollout={"max_new_tokens": 12})
     stream = io.StringIO()
     train(recipe, Console("plain", stream))
-    told = " ".join(stream.getvalue().split())
+    output = " ".join(stream.getvalue().split())
     share = r"teacher has another tokenizer: it grades segments of text, of the first questions'"
-    assert re.search(rf"{share} tokens \d+\.\d% alone, \d+\.\d% with others", told)
-    theirs, mine = load_tokenizer(pairs), load_tokenizer(models(1))
+    assert re.search(rf"{share} tokens \d+\.\d% alone, \d+\.\d% with others", output)
+    theirs, student_tokenizer = load_tokenizer(pairs), load_tokenizer(models(1))
     teacher, student = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
         for path in (pairs, models(1))
@@ -109,7 +109,7 @@ def test_every_token_of_a_segment_has_the_segment_s_difference_of_logprobs(
         (turn,) = sample["turns"]
         ids, end = turn["token_ids"], sample["finish_reason"] == "stop"
         body = ids[:-1] if end else ids
-        if any(len(mine.decode([token])) != 1 for token in body):
+        if any(len(student_tokenizer.decode([token])) != 1 for token in body):
             continue  # a special token or a phrase among letters: no text, or several letters
         asked = theirs.encode(f"user: {sample['question']}<|endoftext|>-> ")
         read = theirs(sample["text"], return_offsets_mapping=True, split_special_tokens=True)
@@ -146,8 +146,8 @@ def test_with_the_student_s_tokenizer_text_and_tokens_have_the_same_bits(
     for recipe in (text, tokens):
         train(recipe, console)
     assert same_bits(text, tokens, 2)
-    for one, other in zip(samples(text), samples(tokens), strict=True):
-        assert one["advantages"] == other["advantages"]
+    for text_sample, token_sample in zip(samples(text), samples(tokens), strict=True):
+        assert text_sample["advantages"] == token_sample["advantages"]
     assert [step["teacher/alone_fraction"] for step in logged(text)] == [1.0, 1.0]
     assert "teacher/alone_fraction" not in logged(tokens)[0]
 
@@ -169,11 +169,11 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_through(
 ) -> None:
     teacher = str(tmp_path / "teacher")
     shutil.copytree(pairs, teacher)
-    whole, halves = make_taught("whole", teacher), make_taught("halves", teacher, steps=1)
-    train(whole, console)
+    uninterrupted, halves = make_taught("whole", teacher), make_taught("halves", teacher, steps=1)
+    train(uninterrupted, console)
     train(halves, console)
     train(make_taught("halves", teacher), console)
-    assert same_bits(whole, halves, 3)
+    assert same_bits(uninterrupted, halves, 3)
     (Path(teacher) / "chat_template.jinja").write_text(TEMPLATE.replace("->", "="))
     with pytest.raises(UsageError, match="teacher"):
         train(make_taught("halves", teacher, steps=4), console)
@@ -218,7 +218,7 @@ def test_datasets_have_teachers_of_tokens_and_of_text(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"teacher": {"align": "text", "model": {}, "server": True}}, "which a server does not"),
         ({"data": {"hint": "It is {answer}."}}, "leave data.hint out"),
@@ -229,7 +229,7 @@ def test_datasets_have_teachers_of_tokens_and_of_text(
     ],
 )
 def test_what_text_cannot_do_is_refused(
-    changes: dict[str, Any], told: str, make_taught: MakeTaught
+    changes: dict[str, Any], message: str, make_taught: MakeTaught
 ) -> None:
     teacher: Any = changes.pop("teacher", "x")
     if isinstance(teacher, dict):
@@ -237,7 +237,7 @@ def test_what_text_cannot_do_is_refused(
             teacher["server"] = {"base_url": "http://127.0.0.1:1/v1"}
         if "sets" in teacher:
             teacher["sets"] = [{"datasets": ["a"], "model": {"path": "x"}}]
-    with pytest.raises(UsageError, match=rf"teacher\.align: .*{told}"):
+    with pytest.raises(UsageError, match=rf"teacher\.align: .*{message}"):
         make_taught("run", teacher, **changes)
 
 
@@ -251,6 +251,6 @@ def test_sft_names_what_can_learn_from_other_tokens(
 
     with pytest.raises(UsageError, match=r"teacher\.align: .*whole distributions over one voc"):
         taught(align="text")
-    told = r'teacher\.model\.path: .*job = "rl" with "on_policy_distillation" and teacher\.align'
-    with pytest.raises(UsageError, match=told):
+    pattern = r'teacher\.model\.path: .*job = "rl" with "on_policy_distillation" and teacher\.align'
+    with pytest.raises(UsageError, match=pattern):
         train(taught(), console)

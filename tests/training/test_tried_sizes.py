@@ -114,14 +114,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int | None]
     sizes: list[tuple[int | None, int | None]] = []
 
     def watch(kind: Any) -> None:
-        whole = kind.engine
+        original_engine = kind.engine
 
         def engine(self: Any, *arguments: Any, **named: Any) -> Any:
             choices = self._context.choices
             sizes.append((choices.slots, choices.cache_tokens))
             if choices.slots is not None and choices.slots > 5:
                 raise MemoryError
-            return whole(self, *arguments, **named)
+            return original_engine(self, *arguments, **named)
 
         monkeypatch.setattr(kind, "engine", engine)
 
@@ -185,7 +185,7 @@ def test_where_slots_are_not_tried_the_fleet_is_asked_once_for_an_engine(
         recipe=recipe, choices=choices, untried=untried, fleet=SimpleNamespace(engine=engine)
     )
     with ExitStack() as stack:
-        found: Any = auto_sizes.engine(run, "model", stack, sequences=16, max_len=48)
-    assert found == "the workers'"
+        chosen_sizes: Any = auto_sizes.engine(run, "model", stack, sequences=16, max_len=48)
+    assert chosen_sizes == "the workers'"
     assert calls == [("model", {"sequences": 16, "max_len": 48})]
     assert run.choices is choices

@@ -65,8 +65,8 @@ def left_behind() -> set[str]:
     """
     names = ("postgrad-vllm", "vllm_dist_", "psm_", "torch_")
     folders = (Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp")))
-    found = {str(p) for folder in folders for p in folder.iterdir() if p.name.startswith(names)}
-    return found - {path for path in found if path.startswith("/dev/shm") and path in held()}
+    paths = {str(p) for folder in folders for p in folder.iterdir() if p.name.startswith(names)}
+    return paths - {path for path in paths if path.startswith("/dev/shm") and path in held()}
 
 
 def left_in_the_end(before: set[str]) -> set[str]:
@@ -79,21 +79,21 @@ def left_in_the_end(before: set[str]) -> set[str]:
 
 def held() -> set[str]:
     """Files in the memory of a process of this machine."""
-    found: set[str] = set()
+    mappings: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has just ended, or is another user's
             lines = maps.read_text("utf-8", "replace").splitlines()
-            found |= {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
-    return found
+            mappings |= {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+    return mappings
 
 
 def children_with_vllm() -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for one in psutil.Process().children(recursive=True):
+    vllm_processes: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
-            if str(process.ENTRY) in one.cmdline():
-                found.append(one)
-    return found
+            if str(process.ENTRY) in child.cmdline():
+                vllm_processes.append(child)
+    return vllm_processes
 
 
 OTHERS: set[psutil.Process] = set()
@@ -107,25 +107,25 @@ def _engines_of_other_tests() -> None:
 
 def processes() -> list[psutil.Process]:
     """Of vLLM, that this test started."""
-    return [one for one in children_with_vllm() if one not in OTHERS]
+    return [vllm_process for vllm_process in children_with_vllm() if vllm_process not in OTHERS]
 
 
-def lives(one: psutil.Process) -> bool:
+def lives(vllm_process: psutil.Process) -> bool:
     """Whether a process does more than be waited for."""
     with suppress(psutil.NoSuchProcess):
-        return one.status() != psutil.STATUS_ZOMBIE
+        return vllm_process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 @contextmanager
-def stopped_after(condition: Callable[[], bool], what: Callable[[], None]) -> Iterator[None]:
+def stopped_after(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[None]:
     """Does `what` beside the block, once the condition holds."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.05):
             if condition():
-                what()
+                action()
                 return
 
     thread = threading.Thread(target=watch)
@@ -142,17 +142,17 @@ def sampled_by_vllm(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Any], Any]:
     """The run that several tests look at, made once."""
-    made: list[Any] = []
+    recipes: list[Any] = []
 
     def run(make: Any) -> Any:
-        if not made:
+        if not recipes:
             folder = tmp_path_factory.mktemp("vllm") / "run"
             recipe = make("rl", **RUN, rollout={"type": "vllm"}).model_copy(
                 update={"run_dir": str(folder)}
             )
             train(recipe, Console("quiet"))
-            made.append(recipe)
-        return made[0]
+            recipes.append(recipe)
+        return recipes[0]
 
     return run
 
@@ -161,16 +161,16 @@ def test_a_grpo_run_gets_fresh_weights_at_every_step(sampled_by_vllm, make_recip
     recipe = sampled_by_vllm(make_recipe)
     metrics = by_step(recipe)
     assert len(metrics) == 3
-    for one in metrics:
-        assert one["sentinel/publish_difference"] < 1e-4
-        assert one["sentinel/policy_moved"] > 1e-2
+    for metric_line in metrics:
+        assert metric_line["sentinel/publish_difference"] < 1e-4
+        assert metric_line["sentinel/policy_moved"] > 1e-2
     samples = by_step(recipe, "samples.jsonl")
     for step in (1, 2, 3):
         versions = {
             version
-            for one in samples
-            if one["step"] == step
-            for version, _ in one["policy_version"]
+            for sample in samples
+            if sample["step"] == step
+            for version, _ in sample["policy_version"]
         }
         assert versions == {step - 1}
 
@@ -180,14 +180,16 @@ def test_its_rewards_agree_with_those_of_the_built_in_engine(sampled_by_vllm, ma
     ours = ours.model_copy(update={"steps": 1})
     train(ours, console)
     theirs = sampled_by_vllm(make_recipe)
-    found = [
-        np.array([one["total"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
+    rewards_by_engine = [
+        np.array(
+            [sample["total"] for sample in by_step(recipe, "samples.jsonl") if sample["step"] == 1]
+        )
         for recipe in (ours, theirs)
     ]
-    assert [len(rewards) for rewards in found] == [128, 128]
-    noise = np.sqrt(sum(rewards.var(ddof=1) / len(rewards) for rewards in found))
+    assert [len(rewards) for rewards in rewards_by_engine] == [128, 128]
+    noise = np.sqrt(sum(rewards.var(ddof=1) / len(rewards) for rewards in rewards_by_engine))
     assert noise > 0
-    assert abs(found[0].mean() - found[1].mean()) < 4 * noise
+    assert abs(rewards_by_engine[0].mean() - rewards_by_engine[1].mean()) < 4 * noise
 
 
 def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
@@ -200,10 +202,10 @@ def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
     rollout = {"source": "replay", "replay_path": theirs.run_dir}
     ours = make_recipe("rl", run_dir="ours", **RUN, rollout=rollout)
     train(ours, console)
-    found = [by_step(recipe, "eval.jsonl") for recipe in (ours, theirs)]
-    assert len(found[0]) == len(found[1]) == 4
-    for one, two in zip(*found, strict=True):
-        assert one["greedy_accuracy"] == two["greedy_accuracy"]
+    evaluations = [by_step(recipe, "eval.jsonl") for recipe in (ours, theirs)]
+    assert len(evaluations[0]) == len(evaluations[1]) == 4
+    for our_line, their_line in zip(*evaluations, strict=True):
+        assert our_line["greedy_accuracy"] == their_line["greedy_accuracy"]
 
 
 def test_a_run_in_bfloat16_gets_fresh_weights_at_every_step(make_recipe, console):
@@ -211,9 +213,9 @@ def test_a_run_in_bfloat16_gets_fresh_weights_at_every_step(make_recipe, console
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
     assert len(metrics) == 2
-    for one in metrics:
-        assert 1e-3 < one["sentinel/publish_difference"] < NOISE["bfloat16"]
-        assert one["sentinel/policy_moved"] > 4 * NOISE["bfloat16"]
+    for metric_line in metrics:
+        assert 1e-3 < metric_line["sentinel/publish_difference"] < NOISE["bfloat16"]
+        assert metric_line["sentinel/policy_moved"] > 4 * NOISE["bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -263,12 +265,12 @@ def test_a_vllm_that_is_killed_ends_the_run_with_its_cause_and_its_workers(make_
     with killed, pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
         train(long, console)
     assert len(workers) >= 2
-    assert [one for one in workers if lives(one)] == []
+    assert [worker for worker in workers if lives(worker)] == []
     assert left_behind() == before
-    for one in by_step(recipe):
-        assert one["sentinel/publish_difference"] < 1e-4
-        assert one["sentinel/policy_moved"] > 1e-2
-    events = [one["event"] for one in by_step(recipe, "events.jsonl")]
+    for metric_line in by_step(recipe):
+        assert metric_line["sentinel/publish_difference"] < 1e-4
+        assert metric_line["sentinel/policy_moved"] > 1e-2
+    events = [event["event"] for event in by_step(recipe, "events.jsonl")]
     assert "started" in events
 
 
@@ -277,9 +279,9 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
     train(recipe.model_copy(update={"steps": 1}), console)
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
-    assert [one["step"] for one in metrics] == [1, 2]
+    assert [metric_line["step"] for metric_line in metrics] == [1, 2]
     assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["steps"] == 2
-    assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)
+    assert all(metric_line["sentinel/publish_difference"] < 1e-4 for metric_line in metrics)
 
 
 def test_two_vllm_engines_in_each_of_two_ray_workers_sample_and_one_that_dies_is_replaced(
@@ -293,8 +295,12 @@ def test_two_vllm_engines_in_each_of_two_ray_workers_sample_and_one_that_dies_is
     def disturbed(self: Any, state: Any) -> Any:
         if state.step == 1:  # one of the two processes of worker 1
             placed = [e for e in by_step(recipe, "events.jsonl") if e.get("role") == "rollout"]
-            mine = psutil.Process(placed[1]["places"][0][1]).children(recursive=True)
-            next(one for one in mine if str(process.ENTRY) in one.cmdline()).kill()
+            descendants = psutil.Process(placed[1]["places"][0][1]).children(recursive=True)
+            next(
+                descendant
+                for descendant in descendants
+                if str(process.ENTRY) in descendant.cmdline()
+            ).kill()
         elif state.step == 2:
             starting = self._parts.engine._members[1].starting
             assert not wait([starting], 600.0).not_done
@@ -304,19 +310,21 @@ def test_two_vllm_engines_in_each_of_two_ray_workers_sample_and_one_that_dies_is
     train(recipe, console)
     metrics = by_step(recipe)
     assert len(metrics) == 3
-    for one in metrics:
-        assert one["sentinel/publish_difference"] < 1e-4
-        assert one["sentinel/policy_moved"] > 1e-2
+    for metric_line in metrics:
+        assert metric_line["sentinel/publish_difference"] < 1e-4
+        assert metric_line["sentinel/policy_moved"] > 1e-2
     # 16 prompts of 8 samples, dealt in turn to the workers and in each to its engines
-    told = [metrics[0][f"engine/{n}.{m}/requests"] for n in range(2) for m in range(2)]
-    assert told == [32.0] * 4
+    request_counts = [metrics[0][f"engine/{n}.{m}/requests"] for n in range(2) for m in range(2)]
+    assert request_counts == [32.0] * 4
     samples = by_step(recipe, "samples.jsonl")
-    drawn = sorted((one["ticket"], one["sample"]) for one in samples)
+    drawn = sorted((sample["ticket"], sample["sample"]) for sample in samples)
     assert drawn == [(ticket, sample) for ticket in range(48) for sample in range(8)]
-    versions = {(one["step"], version) for one in samples for version, _ in one["policy_version"]}
+    versions = {
+        (sample["step"], version) for sample in samples for version, _ in sample["policy_version"]
+    }
     assert versions == {(1, 0), (2, 1), (3, 2)}
-    events = [one for one in by_step(recipe, "events.jsonl") if one.get("engine") == 1]
-    assert [one["event"] for one in events] == ["engine_lost", "engine_joined"]
+    events = [event for event in by_step(recipe, "events.jsonl") if event.get("engine") == 1]
+    assert [event["event"] for event in events] == ["engine_lost", "engine_joined"]
     assert "died (exit code -9)" in events[0]["message"]
     assert processes() == []
     assert left_in_the_end(before) == set()
@@ -376,26 +384,32 @@ def test_samples_ahead_are_neither_lost_nor_doubled_by_a_kill_and_replay_to_the_
     assert list(run.glob("checkpoints/step-*/pending.safetensors"))
     assert len(by_step(recipe)) < 6
     train(recipe, console)
-    assert [one["step"] for one in by_step(recipe)] == [1, 2, 3, 4, 5, 6]
+    assert [metric_line["step"] for metric_line in by_step(recipe)] == [1, 2, 3, 4, 5, 6]
     samples = by_step(recipe, "samples.jsonl")
     # trained, filtered or failed: every ticket in a single step, with all of its samples
-    assert len({(one["ticket"], one["step"]) for one in samples}) * 4 == len(samples)
-    assert any(one["finish_reason"] == "stop" for one in samples)
-    tickets = Counter(one["ticket"] for one in samples)
+    assert len({(sample["ticket"], sample["step"]) for sample in samples}) * 4 == len(samples)
+    assert any(sample["finish_reason"] == "stop" for sample in samples)
+    tickets = Counter(sample["ticket"] for sample in samples)
     assert tickets == dict.fromkeys(range(len(tickets)), 4)
     assert len(tickets) >= 6 * 4
-    spans = {(one["ticket"], one["sample"]): one["policy_version"] for one in samples}
-    ages = {one["step"] - 1 - version for one in samples for version, _ in one["policy_version"]}
+    spans = {(sample["ticket"], sample["sample"]): sample["policy_version"] for sample in samples}
+    ages = {
+        sample["step"] - 1 - version
+        for sample in samples
+        for version, _ in sample["policy_version"]
+    }
     assert {0, 1} <= ages <= {0, 1, 2}
-    across = [one for one in samples if one["step"] > 3 and one["policy_version"][0][0] < 3]
+    across = [
+        sample for sample in samples if sample["step"] > 3 and sample["policy_version"][0][0] < 3
+    ]
     assert across  # begun before the kill, trained on after it
-    assert any(len(one["policy_version"]) > 1 for one in across) == in_flight
-    for one in samples:
-        (turn,) = one["turns"]
+    assert any(len(sample["policy_version"]) > 1 for sample in across) == in_flight
+    for sample in samples:
+        (turn,) = sample["turns"]
         written = len(turn["token_ids"])
-        assert sum(n for _, n in spans[one["ticket"], one["sample"]]) == written <= 12
+        assert sum(n for _, n in spans[sample["ticket"], sample["sample"]]) == written <= 12
         assert np.isfinite(turn["logprobs"]).all()
-        assert one["finish_reason"] == "stop" or written == 12
+        assert sample["finish_reason"] == "stop" or written == 12
         assert not any(stop in turn["text"][:-1] for stop in rollout["stop"])
     replayed = {**rollout, "source": "replay", "replay_path": recipe.run_dir}
     again = make_recipe("rl", run_dir="replayed", **sections, rollout=replayed)
@@ -434,11 +448,11 @@ def test_an_adapter_is_sent_alone_and_samples_are_the_policys(cluster, make_reci
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
     assert len(metrics) == 2
-    for one in metrics:
-        assert one["sentinel/publish_difference"] < 1e-4
-        assert one["sentinel/policy_moved"] > 1e-2
-        assert one["publish/sent_bytes"] == pytest.approx(of_an_adapter(recipe), rel=0.01)
-        assert one["publish/by_file" if cluster is None else "publish/by_memory"] == 1.0
+    for metric_line in metrics:
+        assert metric_line["sentinel/publish_difference"] < 1e-4
+        assert metric_line["sentinel/policy_moved"] > 1e-2
+        assert metric_line["publish/sent_bytes"] == pytest.approx(of_an_adapter(recipe), rel=0.01)
+        assert metric_line["publish/by_file" if cluster is None else "publish/by_memory"] == 1.0
     assert left_in_the_end(before) == set()
 
 

@@ -15,8 +15,8 @@ NEMO = ["grpo", "policy.model_name=m", "grpo.max_num_steps=10",
         "grpo.use_dynamic_sampling=true"]  # fmt: skip
 
 
-def comment(found: Translation, *place: str) -> str:
-    return found.draft.comments.get(place, "")
+def comment(translation: Translation, *place: str) -> str:
+    return translation.draft.comments.get(place, "")
 
 
 def test_filters_judge_the_scores_that_their_source_judges() -> None:
@@ -30,22 +30,24 @@ def test_filters_judge_the_scores_that_their_source_judges() -> None:
 
 
 def test_open_instruct_s_denominator_without_filtered_groups_is_told() -> None:
-    said = "groups of equal scores stay in the denominator"
+    note = "groups of equal scores stay in the denominator"
     default = translate("open-instruct", OPEN, devices=1)
-    assert said in comment(default, "algorithm", "type")
+    assert note in comment(default, "algorithm", "type")
     cispo = translate("open-instruct", [*OPEN, "--loss_fn", "cispo"], devices=1)
-    assert comment(cispo, "algorithm", "type").startswith(said)
+    assert comment(cispo, "algorithm", "type").startswith(note)
     off = translate("open-instruct", [*OPEN, "--filter_zero_std_samples", "False"], devices=1)
-    assert said not in comment(off, "algorithm", "type")
+    assert note not in comment(off, "algorithm", "type")
 
 
 def test_nemo_rl_s_filter_of_single_samples_is_told() -> None:
-    said = "whose siblings have equal scores"
+    note = "whose siblings have equal scores"
     left_out = translate("nemo-rl", [*NEMO, "grpo.use_leave_one_out_baseline=true"], devices=1)
-    assert said in comment(left_out, "rollout", "dynamic_sampling")
-    whole = translate("nemo-rl", [*NEMO, "grpo.use_leave_one_out_baseline=false"], devices=1)
-    assert whole.recipe["rollout"]["dynamic_sampling"] is True
-    assert said not in comment(whole, "rollout", "dynamic_sampling")
+    assert note in comment(left_out, "rollout", "dynamic_sampling")
+    with_own_baseline = translate(
+        "nemo-rl", [*NEMO, "grpo.use_leave_one_out_baseline=false"], devices=1
+    )
+    assert with_own_baseline.recipe["rollout"]["dynamic_sampling"] is True
+    assert note not in comment(with_own_baseline, "rollout", "dynamic_sampling")
 
 
 def test_what_openrlhf_computed_otherwise_before_0_11_is_told_of_its_older_options() -> None:
@@ -63,18 +65,19 @@ def test_what_openrlhf_computed_otherwise_before_0_11_is_told_of_its_older_optio
 
 
 def test_a_target_of_a_kl_in_openrlhf_s_loss_is_lost() -> None:
-    found = translate("openrlhf", [*OLD, "--use_kl_loss", "--init_kl_coef", "0.1", "--kl_target",
-                                   "0.2"])  # fmt: skip
-    assert "algo.kl.target" in {one.name for one in found.draft.missing}
-    assert "kl_target" not in found.recipe["algorithm"]
+    translation = translate(
+        "openrlhf", [*OLD, "--use_kl_loss", "--init_kl_coef", "0.1", "--kl_target", "0.2"]
+    )
+    assert "algo.kl.target" in {option.name for option in translation.draft.missing}
+    assert "kl_target" not in translation.recipe["algorithm"]
 
 
 def test_what_an_adaptive_kl_is_read_from_is_told() -> None:
     old = translate("openrlhf", [*OLD, "--init_kl_coef", "0.1", "--kl_target", "0.2"])
     verl = translate("verl", [*VERL, "algorithm.use_kl_in_reward=True",
                               "algorithm.kl_ctrl.type=adaptive"])  # fmt: skip
-    for found in (old, verl):
-        assert "averaged over responses" in comment(found, "algorithm", "kl_target")
+    for translation in (old, verl):
+        assert "averaged over responses" in comment(translation, "algorithm", "kl_target")
 
 
 def test_openrlhf_s_heads_and_teachers_that_are_others_here_are_told() -> None:
@@ -86,13 +89,15 @@ def test_openrlhf_s_heads_and_teachers_that_are_others_here_are_told() -> None:
 
 
 def test_a_prompt_s_own_limit_of_older_openrlhf_drops_what_it_cut_there() -> None:
-    found = translate("openrlhf", [*OLD, "--prompt_max_len", "512"])
-    assert any("more than 512 tokens are dropped" in note for note in found.draft.notes)
+    translation = translate("openrlhf", [*OLD, "--prompt_max_len", "512"])
+    assert any("more than 512 tokens are dropped" in note for note in translation.draft.notes)
 
 
 def test_verl_s_sft_keeps_the_beginning_of_long_rows() -> None:
     words = ["sft", "model.path=m", "data.train_files=d", "trainer.n_gpus_per_node=1"]
-    for cut, said in (("right", "as there"), ("left", "left there")):
-        found = translate("verl", [*words, f"data.truncation={cut}"])
-        assert found.recipe["data"]["on_too_long"] == "truncate"
-        assert comment(found, "data", "on_too_long") == f"{said}: rows keep their beginning here"
+    for cut, note in (("right", "as there"), ("left", "left there")):
+        translation = translate("verl", [*words, f"data.truncation={cut}"])
+        assert translation.recipe["data"]["on_too_long"] == "truncate"
+        assert (
+            comment(translation, "data", "on_too_long") == f"{note}: rows keep their beginning here"
+        )

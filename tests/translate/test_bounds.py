@@ -87,9 +87,9 @@ def test_a_config_beyond_bounds_is_told(
     path = tmp_path / name
     path.write_bytes(content)
     assert main(["translate", "trl", "sft", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert "report it" not in told
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert "report it" not in stderr
 
 
 def _mutated(drawn: random.Random, path: Path) -> bytes:
@@ -125,7 +125,7 @@ def test_no_mutated_script_or_config_breaks_translate(
         except Exception as error:  # noqa: BLE001  # that is what is looked for
             wrong.append(f"{number}, {source.name}: {type(error).__name__}: {error}"[:300])
             continue
-        told = capsys.readouterr().err
-        if code not in (0, 2) or "report it" in told:
-            wrong.append(f"{number}, {source.name}: {code} {told}"[:300])
+        stderr = capsys.readouterr().err
+        if code not in (0, 2) or "report it" in stderr:
+            wrong.append(f"{number}, {source.name}: {code} {stderr}"[:300])
     assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong])

@@ -33,20 +33,20 @@ def words_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_published_source_becomes_the_recipe_worked_out_by_hand(path: Path) -> None:
     expected = path.with_suffix(".toml").read_text("utf-8")
-    found = translate(system_of(path), words_of(path))
-    assert found.recipe == tomllib.loads(expected)
+    translation = translate(system_of(path), words_of(path))
+    assert translation.recipe == tomllib.loads(expected)
     missing = expected.splitlines()[0].removeprefix("# missing:").strip()
     named = sorted(name.strip() for name in missing.split(",") if name.strip())
-    assert sorted({one.name for one in found.draft.missing}) == named
+    assert sorted({option.name for option in translation.draft.missing}) == named
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_what_is_written_is_a_whole_recipe(path: Path) -> None:
-    found = translate(system_of(path), words_of(path))
-    assert found.problem is None
-    recipe = parse_recipe(tomllib.loads(found.text), "translated", found.text)
+    translation = translate(system_of(path), words_of(path))
+    assert translation.problem is None
+    recipe = parse_recipe(tomllib.loads(translation.text), "translated", translation.text)
     recipe.geometry(rows=10_000)
-    assert max(len(line) for line in found.text.splitlines() if line.startswith("#")) <= 100
+    assert max(len(line) for line in translation.text.splitlines() if line.startswith("#")) <= 100
 
 
 def test_every_system_has_cases_of_every_kind_of_job() -> None:

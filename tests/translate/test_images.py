@@ -30,16 +30,16 @@ def of(system: str, flags: str) -> Translation:
     ],
 )
 def test_a_run_with_images_has_a_recipe_that_loads(system: str, flags: str, needed: str) -> None:
-    found = of(system, flags)
-    assert found.problem is None
-    assert found.draft.images is not None
-    assert needed in found.draft.images.needed
-    assert [option.why for option in found.draft.missing] == []
+    translation = of(system, flags)
+    assert translation.problem is None
+    assert translation.draft.images is not None
+    assert needed in translation.draft.images.needed
+    assert [option.why for option in translation.draft.missing] == []
 
 
 def test_an_option_of_images_that_is_off_is_none() -> None:
-    found = of("openrlhf", "ppo --pretrain m --prompt_data d --data.max_images_per_prompt 0")
-    assert found.draft.images is None
+    translation = of("openrlhf", "ppo --pretrain m --prompt_data d --data.max_images_per_prompt 0")
+    assert translation.draft.images is None
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_model_that_is_not_trained_on_images_is_refused_by_name(
 ) -> None:
     words = ["sft_vlm", "--model_name_or_path", model, "--dataset_name", "d"]
     assert main(["translate", "trl", *words]) == 2
-    told = capsys.readouterr().err
-    assert model in told
-    assert all(name in told for name in IMAGE_TYPES)
-    assert "with model_name_or_path" in told
+    stderr = capsys.readouterr().err
+    assert model in stderr
+    assert all(name in stderr for name in IMAGE_TYPES)
+    assert "with model_name_or_path" in stderr
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,25 @@ def test_only_types_of_qwen_are_sampled_by_vllm(model: str, by_vllm: bool) -> No
 
 def test_engines_of_a_model_that_vllm_does_not_sample_are_lost() -> None:
     engines = "--vllm.num_engines 2 --vllm.tensor_parallel_size 2 --data.image_key images"
-    found = of("openrlhf", f"{PPO} {engines}")
-    assert found.recipe["rollout"]["type"] == "vllm"
-    found = of("openrlhf", f"ppo --pretrain google/gemma-3-4b-it --prompt_data d {engines}")
-    assert found.problem is None
-    assert "type" not in found.recipe["rollout"]
-    lost = {option.name for option in found.draft.missing}
+    translation = of("openrlhf", f"{PPO} {engines}")
+    assert translation.recipe["rollout"]["type"] == "vllm"
+    translation = of("openrlhf", f"ppo --pretrain google/gemma-3-4b-it --prompt_data d {engines}")
+    assert translation.problem is None
+    assert "type" not in translation.recipe["rollout"]
+    lost = {option.name for option in translation.draft.missing}
     assert lost == {"vllm.num_engines", "vllm.tensor_parallel_size"}
 
 
 def test_layers_are_compiled_that_carry_no_state() -> None:
     words = "sft_vlm --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --dataset_name d --use_peft"
-    found = of("trl", f"{words} --torch_compile")
-    assert found.problem is None
-    assert found.recipe["model"]["compile"] is True
-    assert not found.draft.missing
+    translation = of("trl", f"{words} --torch_compile")
+    assert translation.problem is None
+    assert translation.recipe["model"]["compile"] is True
+    assert not translation.draft.missing
     words = words.replace("Qwen2.5-VL-3B-Instruct", "Qwen3.5-2B")
-    found = of("trl", f"{words} --torch_compile")
-    assert "compile" not in found.recipe["model"]
-    why = {option.name: option.why for option in found.draft.missing}
+    translation = of("trl", f"{words} --torch_compile")
+    assert "compile" not in translation.recipe["model"]
+    why = {option.name: option.why for option in translation.draft.missing}
     assert why == {"torch_compile": "layers that carry a state along a sequence are not compiled"}
 
 
@@ -127,10 +127,10 @@ def test_layers_are_compiled_that_carry_no_state() -> None:
 )
 def test_four_bits_are_carried_but_of_experts(model: str, carried: bool) -> None:
     words = f"sft_vlm --model_name_or_path {model} --dataset_name d --use_peft --load_in_4bit"
-    found = of("trl", words)
-    assert found.problem is None
-    assert found.recipe["model"].get("quantize") == ("4bit" if carried else None)
-    why = {option.name: option.why for option in found.draft.missing}
+    translation = of("trl", words)
+    assert translation.problem is None
+    assert translation.recipe["model"].get("quantize") == ("4bit" if carried else None)
+    why = {option.name: option.why for option in translation.draft.missing}
     lost = {"load_in_4bit": "experts of a mixture are not held in four bits"}
     assert why == ({} if carried else lost)
 
@@ -147,12 +147,12 @@ def test_ranks_share_matrices_and_sequences_where_layers_carry_no_states(
 ) -> None:
     flags = f"ppo --pretrain {model} --prompt_data d --data.image_key images"
     shares = "--ds.tensor_parallel_size 2 --ds.ring_attn_size 2"
-    found = of("openrlhf", f"{flags} {shares} --actor.num_gpus_per_node 4")
-    assert found.problem is None
-    learner = found.recipe["learner"]
+    translation = of("openrlhf", f"{flags} {shares} --actor.num_gpus_per_node 4")
+    assert translation.problem is None
+    learner = translation.recipe["learner"]
     shared = {key: learner.get(f"{key}_parallel") for key in ("tensor", "context")}
     assert shared == dict.fromkeys(shared, None if lost else 2)
-    names = {option.name for option in found.draft.missing}
+    names = {option.name for option in translation.draft.missing}
     assert names == ({"ds.tensor_parallel_size", "ds.ring_attn_size"} if lost else set())
 
 
@@ -182,23 +182,23 @@ def test_what_is_frozen_is_in_model_freeze_if_the_run_reads_images(
 
 def test_a_run_on_text_of_a_model_that_reads_images_too_keeps_what_reads_them() -> None:
     words = "sft --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d"
-    found = of("trl", f"{words} --use_peft --load_in_4bit --max_length 2048")
-    assert found.problem is None
-    assert found.recipe["model"]["freeze"] == ["vision", "projector"]
-    assert "images" not in found.recipe["data"]
-    assert found.recipe["model"]["quantize"] == "4bit"
-    assert not found.draft.missing
-    found = of("trl", words.replace("sft", "sft_vlm"))
-    assert "freeze" not in found.recipe["model"]
-    assert found.recipe["data"]["images"] == "images"
+    translation = of("trl", f"{words} --use_peft --load_in_4bit --max_length 2048")
+    assert translation.problem is None
+    assert translation.recipe["model"]["freeze"] == ["vision", "projector"]
+    assert "images" not in translation.recipe["data"]
+    assert translation.recipe["model"]["quantize"] == "4bit"
+    assert not translation.draft.missing
+    translation = of("trl", words.replace("sft", "sft_vlm"))
+    assert "freeze" not in translation.recipe["model"]
+    assert translation.recipe["data"]["images"] == "images"
 
 
 def test_text_of_qwen3_5_is_sampled_by_vllm() -> None:
     flags = "ppo --pretrain Qwen/Qwen3.5-2B --prompt_data d --vllm.num_engines 2"
-    found = of("openrlhf", flags)
-    assert found.problem is None
-    assert found.recipe["rollout"]["type"] == "vllm"
-    assert not found.draft.missing
+    translation = of("openrlhf", flags)
+    assert translation.problem is None
+    assert translation.recipe["rollout"]["type"] == "vllm"
+    assert not translation.draft.missing
     grpo = "grpo --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d --use_vllm True"
     assert of("trl", grpo).recipe["data"]["max_len"] == 1024  # as without images
 
@@ -214,10 +214,10 @@ def test_a_frozen_language_model_is_lost() -> None:
 
 def test_a_script_with_rows_of_its_own_does_not_read_others() -> None:
     words = "rloo_vlm --model_name_or_path m --dataset_name other --reward_funcs a.b"
-    found = of("trl", words)
-    assert found.recipe["data"]["path"] == "lmms-lab/multimodal-open-r1-8k-verified"
-    assert "dataset_name" in [option.name for option in found.draft.needless]
-    assert any("SYSTEM_PROMPT" in note for note in found.draft.notes)
+    translation = of("trl", words)
+    assert translation.recipe["data"]["path"] == "lmms-lab/multimodal-open-r1-8k-verified"
+    assert "dataset_name" in [option.name for option in translation.draft.needless]
+    assert any("SYSTEM_PROMPT" in note for note in translation.draft.notes)
 
 
 def test_a_reader_of_text_is_not_asked_for_images() -> None:

@@ -24,8 +24,8 @@ def learner(system: str, *words: str) -> dict[str, Any]:
     return translate(system, words, devices=1).recipe["learner"]
 
 
-def comment(found: Translation, key: str, role: str = "learner") -> str:
-    return found.draft.comments.get((*role.split("."), key), "")
+def comment(translation: Translation, key: str, role: str = "learner") -> str:
+    return translation.draft.comments.get((*role.split("."), key), "")
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,33 @@ def test_transformers_constant_schedule_has_no_warm_up(
 
 
 def test_a_stated_warm_up_of_a_constant_schedule_is_named_as_not_needed() -> None:
-    found = translate("trl", [*TRL, "--warmup_ratio", "0.1", "--lr_scheduler_type", "constant"])
-    assert "warmup_ratio" in {one.name for one in found.draft.needless}
+    translation = translate(
+        "trl", [*TRL, "--warmup_ratio", "0.1", "--lr_scheduler_type", "constant"]
+    )
+    assert "warmup_ratio" in {option.name for option in translation.draft.needless}
 
 
 def test_a_critic_of_a_constant_schedule_does_not_take_the_policy_s_warm_up() -> None:
     words = ["ppo", "--pretrain", "m", "--prompt_data", "d", "--reward_pretrain", "r"]
-    found = translate("openrlhf", [*words, "--critic.lr_scheduler", "constant"], devices=1)
-    assert found.recipe["learner"]["warmup_ratio"] == 0.03
-    assert found.recipe["critic"]["learner"]["warmup_ratio"] == 0.0
+    translation = translate("openrlhf", [*words, "--critic.lr_scheduler", "constant"], devices=1)
+    assert translation.recipe["learner"]["warmup_ratio"] == 0.03
+    assert translation.recipe["critic"]["learner"]["warmup_ratio"] == 0.0
 
 
 def test_trl_s_other_settings_of_a_schedule_are_lost() -> None:
-    found = translate("trl", [*TRL, "--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs",
-                              '{"num_cycles": 2}'])  # fmt: skip
-    assert [(one.name, one.value) for one in found.draft.missing] == [
+    translation = translate("trl", [*TRL, "--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs",
+                                    '{"num_cycles": 2}'])  # fmt: skip
+    assert [(option.name, option.value) for option in translation.draft.missing] == [
         ("lr_scheduler_kwargs", {"num_cycles": 2})]  # fmt: skip
 
 
 def test_trl_s_warm_up_stable_decay_falls_in_its_last_updates() -> None:
     words = [*TRL, "--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", "10",
              "--lr_scheduler_kwargs"]  # fmt: skip
-    found = translate("trl", [*words, '{"num_decay_steps": 40, "min_lr_ratio": 0.1}'])
-    assert not found.draft.missing
+    translation = translate("trl", [*words, '{"num_decay_steps": 40, "min_lr_ratio": 0.1}'])
+    assert not translation.draft.missing
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
-    assert [found.recipe["learner"][key] for key in named] == ["cosine", 10, 40, 0.1]
+    assert [translation.recipe["learner"][key] for key in named] == ["cosine", 10, 40, 0.1]
     line = learner("trl", *words, '{"num_decay_steps": 40, "decay_type": "1-sqrt"}')
     assert [line.get(key) for key in named] == ["1-sqrt", 10, 40, None]
     lost = '{"num_decay_steps": 40, "num_stable_steps": 9, "warmup_type": "cosine"}'
@@ -84,19 +86,19 @@ def test_trl_s_warm_up_stable_decay_falls_in_its_last_updates() -> None:
 def test_trl_s_warm_up_stable_decay_without_a_decay_is_told() -> None:
     words = [*TRL, "--lr_scheduler_type", "warmup_stable_decay"]
     place = ("learner", "schedule")
-    told = translate("trl", words).draft.comments[place]
-    assert "num_decay_steps is not said" in told
-    said = translate("trl", [*words, "--lr_scheduler_kwargs", '{"num_decay_steps": 40}'])
-    assert place not in said.draft.comments
+    note = translate("trl", words).draft.comments[place]
+    assert "num_decay_steps is not said" in note
+    translation = translate("trl", [*words, "--lr_scheduler_kwargs", '{"num_decay_steps": 40}'])
+    assert place not in translation.draft.comments
 
 
 def test_prime_rl_s_line_falls_in_its_last_steps() -> None:
     words = [*PRIME, "--trainer.optim.lr", "1e-5", "--trainer.scheduler.type", "linear"]
-    found = translate("prime-rl", words, devices=1)
+    translation = translate("prime-rl", words, devices=1)
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
-    assert [found.recipe["learner"].get(key) for key in named] == ["linear", 10, 10, None]
-    assert "prime-rl's default" in comment(found, "decay_updates")
-    assert not [entry for entry in found.draft.missing if "scheduler" in entry.name]
+    assert [translation.recipe["learner"].get(key) for key in named] == ["linear", 10, 10, None]
+    assert "prime-rl's default" in comment(translation, "decay_updates")
+    assert not [entry for entry in translation.draft.missing if "scheduler" in entry.name]
     stated = [*words, "--trainer.scheduler.decay_steps", "20", "--trainer.scheduler.min_lr", "1e-6"]
     assert [learner("prime-rl", *stated).get(key) for key in named] == ["linear", 10, 20, 0.1]
     never = learner("prime-rl", *words, "--trainer.scheduler.decay_steps", "0")
@@ -108,11 +110,11 @@ def test_megatron_s_schedule_falls_in_its_last_steps() -> None:
     words = [*VERL, "model_engine=megatron", f"{optim}lr=1e-6", f"{optim}min_lr=1e-7",
              f"{optim}lr_warmup_steps=10", f"{optim}lr_wsd_decay_steps=20"]  # fmt: skip
     style = f"{optim}lr_wsd_decay_style"
-    found = translate("verl", [*words, f"{optim}lr_decay_style=WSD", f"{style}=minus_sqrt"])
+    translation = translate("verl", [*words, f"{optim}lr_decay_style=WSD", f"{style}=minus_sqrt"])
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
-    assert [found.recipe["learner"][key] for key in named] == ["1-sqrt", 40, 80, 0.1]
-    assert comment(found, "decay_updates") == "20 steps of 4 updates"
-    assert not [entry for entry in found.draft.missing if "wsd" in entry.name]
+    assert [translation.recipe["learner"][key] for key in named] == ["1-sqrt", 40, 80, 0.1]
+    assert comment(translation, "decay_updates") == "20 steps of 4 updates"
+    assert not [entry for entry in translation.draft.missing if "wsd" in entry.name]
     default = translate("verl", [*words, f"{optim}lr_decay_style=WSD"])
     assert default.recipe["learner"]["schedule"] == "linear"
     assert "2 * 0.5^p - 1" in default.text
@@ -126,16 +128,20 @@ def test_megatron_s_schedule_falls_in_its_last_steps() -> None:
     nemo = [*NEMO, f"{section}enabled=true", f"{section}optimizer.lr=1e-6",
             f"{section}scheduler.lr_decay_style=WSD", f"{section}scheduler.lr_wsd_decay_iters=5",
             f"{section}scheduler.lr_wsd_decay_style=cosine"]  # fmt: skip
-    found = translate("nemo-rl", nemo, devices=1)
-    assert found.recipe["learner"]["schedule"] == "cosine"
-    assert found.recipe["learner"]["decay_updates"] == 10  # two updates a step
+    translation = translate("nemo-rl", nemo, devices=1)
+    assert translation.recipe["learner"]["schedule"] == "cosine"
+    assert translation.recipe["learner"]["decay_updates"] == 10  # two updates a step
 
 
 def test_verl_s_older_trainer_of_sft_falls_in_the_last_tenth() -> None:
     words = ["sft", "model.path=m", "data.train_files=d", "trainer.n_gpus_per_node=1",
              "optim.lr_scheduler=wsd", "optim.lr_warmup_steps_ratio=0.1"]  # fmt: skip
-    found = learner("verl", *words)
-    assert (found["schedule"], found["decay_ratio"], found["warmup_ratio"]) == ("cosine", 0.09, 0.1)
+    settings = learner("verl", *words)
+    assert (settings["schedule"], settings["decay_ratio"], settings["warmup_ratio"]) == (
+        "cosine",
+        0.09,
+        0.1,
+    )
 
 
 def test_nemo_rl_s_list_falls_behind_a_constant() -> None:
@@ -150,9 +156,9 @@ def test_nemo_rl_s_list_falls_behind_a_constant() -> None:
     def of() -> dict[str, Any]:
         words = [f"policy.scheduler.{number}.{key}={value}" for number, part in parts.items()
                  for key, value in part.items()]  # fmt: skip
-        found = translate("nemo-rl", [*NEMO, *words], devices=1)
-        assert not [entry for entry in found.draft.missing if "scheduler" in entry.name]
-        return found.recipe["learner"]
+        translation = translate("nemo-rl", [*NEMO, *words], devices=1)
+        assert not [entry for entry in translation.draft.missing if "scheduler" in entry.name]
+        return translation.recipe["learner"]
 
     named = ("schedule", "warmup_updates", "decay_updates", "min_lr_ratio")
     assert [of()[key] for key in named] == ["linear", 4, 6, 0.1]  # two updates a step
@@ -212,37 +218,37 @@ def test_a_critic_of_verl_begins_its_warm_up_where_its_own_options_say() -> None
 
 def test_verl_counts_warm_ups_in_steps_of_several_updates() -> None:
     options = ["actor_rollout_ref.actor.optim.lr_warmup_steps=10", "critic.optim.lr_warmup_steps=3"]
-    found = translate("verl", [*VERL, *options])  # four updates of 16 prompts a step
-    assert found.recipe["learner"]["warmup_updates"] == 40
-    assert found.recipe["critic"]["learner"]["warmup_updates"] == 12
-    assert comment(found, "warmup_updates") == "10 steps of 4 updates"
+    translation = translate("verl", [*VERL, *options])  # four updates of 16 prompts a step
+    assert translation.recipe["learner"]["warmup_updates"] == 40
+    assert translation.recipe["critic"]["learner"]["warmup_updates"] == 12
+    assert comment(translation, "warmup_updates") == "10 steps of 4 updates"
 
 
 def test_a_critic_that_warms_up_as_the_policy_leaves_it_out() -> None:
     options = ["actor_rollout_ref.actor.optim.lr_warmup_steps=10",
                "critic.optim.lr_warmup_steps=10"]  # fmt: skip
-    found = translate("verl", [*VERL, *options])
-    assert found.recipe["learner"]["warmup_updates"] == 40
-    assert "warmup_updates" not in found.recipe["critic"]["learner"]
+    translation = translate("verl", [*VERL, *options])
+    assert translation.recipe["learner"]["warmup_updates"] == 40
+    assert "warmup_updates" not in translation.recipe["critic"]["learner"]
 
 
 def test_the_fully_asynchronous_verl_counts_its_own_batches() -> None:
     words = [word for word in VERL[1:] if "gae" not in word]
-    found = translate("verl", ["fully_async_main", *words, "algorithm.adv_estimator=grpo",
-                      "rollout.total_rollout_steps=1000", "rollout.n_gpus_per_node=1",
-                      "async_training.require_batches=2",
-                      "actor_rollout_ref.actor.optim.lr_warmup_steps=10"])  # fmt: skip
-    assert found.recipe["learner"]["warmup_updates"] == 20
+    translation = translate("verl", ["fully_async_main", *words, "algorithm.adv_estimator=grpo",
+                            "rollout.total_rollout_steps=1000", "rollout.n_gpus_per_node=1",
+                            "async_training.require_batches=2",
+                            "actor_rollout_ref.actor.optim.lr_warmup_steps=10"])  # fmt: skip
+    assert translation.recipe["learner"]["warmup_updates"] == 20
 
 
 def test_nemo_rl_counts_warm_ups_in_steps_and_falls_with_them() -> None:
     place = "policy.scheduler"
-    found = translate("nemo-rl", [*NEMO, f"{place}.0.name=torch.optim.lr_scheduler.LinearLR",
-                      f"{place}.0.kwargs.total_iters=13",
-                      f"{place}.1.name=torch.optim.lr_scheduler.CosineAnnealingLR",
-                      f"{place}.1.kwargs.T_max=10"], devices=1)  # fmt: skip
-    assert found.recipe["learner"]["warmup_updates"] == 26  # two updates of 16 samples a step
-    assert "there with each step of 2 updates" in comment(found, "schedule")
+    translation = translate("nemo-rl", [*NEMO, f"{place}.0.name=torch.optim.lr_scheduler.LinearLR",
+                            f"{place}.0.kwargs.total_iters=13",
+                            f"{place}.1.name=torch.optim.lr_scheduler.CosineAnnealingLR",
+                            f"{place}.1.kwargs.T_max=10"], devices=1)  # fmt: skip
+    assert translation.recipe["learner"]["warmup_updates"] == 26  # two updates of 16 samples a step
+    assert "there with each step of 2 updates" in comment(translation, "schedule")
 
 
 def test_nemo_rl_s_adamw_decays_as_torch_s_does_where_nothing_is_said() -> None:
@@ -252,7 +258,7 @@ def test_nemo_rl_s_adamw_decays_as_torch_s_does_where_nothing_is_said() -> None:
 
 
 def test_systems_whose_norms_and_biases_decay_say_so() -> None:
-    said = "of matrices; there of norms and biases too"
+    note = "of matrices; there of norms and biases too"
     for system, words in (
         ("verl", VERL),
         ("nemo-rl", NEMO),
@@ -260,14 +266,14 @@ def test_systems_whose_norms_and_biases_decay_say_so() -> None:
         ("open-instruct", ["reward", *OPEN]),
         ("open-instruct", ["olmo_core_dpo", *OPEN, "--weight_decay", "0.1"]),
     ):
-        assert said in comment(translate(system, words, devices=1), "weight_decay"), system
+        assert note in comment(translate(system, words, devices=1), "weight_decay"), system
     for system, words in (
         ("verl", [*VERL, "model_engine=megatron"]),
         ("open-instruct", ["sft", *OPEN, "--weight_decay", "0.1"]),
     ):
-        found = translate(system, words, devices=1)
-        assert found.recipe["learner"]["weight_decay"] > 0
-        assert said not in comment(found, "weight_decay"), system
+        translation = translate(system, words, devices=1)
+        assert translation.recipe["learner"]["weight_decay"] > 0
+        assert note not in comment(translation, "weight_decay"), system
 
 
 @pytest.mark.parametrize("program", ["sft", "dpo", "reward", "olmo_core_dpo", "olmo_core_finetune"])
@@ -284,10 +290,12 @@ def test_open_instruct_clips_at_1_under_deepspeed_whatever_is_stated(
     script = tmp_path / "run.sh"
     launch = "accelerate launch --num_processes 2 --use_deepspeed open_instruct/"
     script.write_text(f"{launch}{file} {' '.join(OPEN)} --max_grad_norm 0.5", "utf-8")
-    found = translate("open-instruct", [str(script)])
-    assert found.recipe["learner"].get("max_grad_norm", 1.0) == 1.0
-    assert found.recipe["learner"]["sharding"] == "zero2"  # accelerate's stage where none is said
-    assert "clip_grad_norm" in {one.name for one in found.draft.needless}
+    translation = translate("open-instruct", [str(script)])
+    assert translation.recipe["learner"].get("max_grad_norm", 1.0) == 1.0
+    assert (
+        translation.recipe["learner"]["sharding"] == "zero2"
+    )  # accelerate's stage where none is said
+    assert "clip_grad_norm" in {option.name for option in translation.draft.needless}
 
 
 def test_open_instruct_s_programs_on_olmo_core_have_its_schedules_and_defaults(
@@ -299,10 +307,10 @@ def test_open_instruct_s_programs_on_olmo_core_have_its_schedules_and_defaults(
     assert (cosine["schedule"], cosine["min_lr_ratio"]) == ("cosine", 0.1)
     script = tmp_path / "run.sh"
     script.write_text(f"python open_instruct/olmo_core_finetune.py {' '.join(OPEN)}", "utf-8")
-    found = translate("open-instruct", [str(script)], devices=1)
-    assert found.recipe["learner"]["lr"] == 8e-5
-    assert found.recipe["learner"]["betas"] == [0.9, 0.95]
-    assert found.recipe["epochs"] == 3
+    translation = translate("open-instruct", [str(script)], devices=1)
+    assert translation.recipe["learner"]["lr"] == 8e-5
+    assert translation.recipe["learner"]["betas"] == [0.9, 0.95]
+    assert translation.recipe["epochs"] == 3
 
 
 def test_open_instruct_s_grpo_without_groups_of_weights_decays_by_torch_s_default() -> None:
@@ -333,8 +341,8 @@ def test_a_mixture_of_experts_has_the_balance_loss_of_its_source() -> None:
             "8",
         ]
         assert key not in translate("trl", trl).recipe["model"]
-    own = [*named["verl"], "model_engine=veomni"]  # whose loss is not known
-    assert key not in translate("verl", own, devices=1).recipe["model"]
+    veomni_words = [*named["verl"], "model_engine=veomni"]  # whose loss is not known
+    assert key not in translate("verl", veomni_words, devices=1).recipe["model"]
     stated = [*named["openrlhf"], "--aux_loss_coef", "0.01"]
     assert translate("openrlhf", stated).recipe["model"][key] == 0.01
     assert key not in translate("openrlhf", OPENRLHF).recipe["model"]  # no name of a mixture
@@ -342,6 +350,10 @@ def test_a_mixture_of_experts_has_the_balance_loss_of_its_source() -> None:
 
 def test_verl_s_sft_on_automodel_has_that_engine_s_schedule() -> None:
     words = ["sft", "model.path=m", "data.train_files=d", "trainer.n_gpus_per_node=1"]
-    plain, own = learner("verl", *words), learner("verl", *words, "engine@engine=automodel")
+    plain, automodel = learner("verl", *words), learner("verl", *words, "engine@engine=automodel")
     assert (plain["lr"], plain.get("schedule")) == (1e-3, None)
-    assert (own["lr"], own["schedule"], own["min_lr_ratio"]) == (1e-5, "cosine", 0.01)
+    assert (automodel["lr"], automodel["schedule"], automodel["min_lr_ratio"]) == (
+        1e-5,
+        "cosine",
+        0.01,
+    )

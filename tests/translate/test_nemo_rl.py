@@ -206,11 +206,11 @@ def test_rewards_are_shaped_as_there() -> None:
 def test_rewards_that_are_scaled_have_weights_and_offsets_cancel_in_their_groups() -> None:
     scaling, shaping = "+grpo.reward_scaling", "grpo.reward_shaping"
     scaled = (f"{scaling}.enabled=true", f"{scaling}.target_min=-1.0")
-    found = of(*scaled, f"{shaping}.enabled=true", f"{shaping}.overlong_buffer_penalty=0.5")
-    rewards = found.recipe["rewards"]
+    translation = of(*scaled, f"{shaping}.enabled=true", f"{shaping}.overlong_buffer_penalty=0.5")
+    rewards = translation.recipe["rewards"]
     assert (rewards[0]["type"], rewards[0]["weight"]) == ("math", 2.0)
     assert "weight" not in rewards[1]  # it is added to scaled rewards
-    assert not any("reward_scaling" in name for name in missing(found))
+    assert not any("reward_scaling" in name for name in missing(translation))
     stopped = (f"{shaping}.enabled=true", f"{shaping}.stop_properly_penalty_coef=0.2")
     assert "grpo.reward_scaling.target_min" in missing(of(*scaled, *stopped))
     assert "grpo.reward_scaling.source_max" in missing(of(*scaled, f"{scaling}.source_max=0.5"))
@@ -411,19 +411,21 @@ def test_a_prompt_file_with_one_place_for_the_question_is_the_template(
 ) -> None:
     (tmp_path / "base.yaml").write_text((CASES / "nemo-rl-base.yaml").read_text("utf-8"), "utf-8")
     (tmp_path / "prompt.txt").write_text(text, "utf-8")
-    found = translate("nemo-rl", ["grpo", str(tmp_path / "base.yaml"), f"{PROMPT}=prompt.txt"])
-    assert found.problem is None
-    assert found.recipe["data"].get("template") == template
-    assert found.recipe["data"].get("prompt") == ("problem" if template is None else None)
-    assert "template" not in found.recipe["eval"]  # it is taken over from [data]
-    assert missing(found) == ({PROMPT} if template is None else set())
+    translation = translate(
+        "nemo-rl", ["grpo", str(tmp_path / "base.yaml"), f"{PROMPT}=prompt.txt"]
+    )
+    assert translation.problem is None
+    assert translation.recipe["data"].get("template") == template
+    assert translation.recipe["data"].get("prompt") == ("problem" if template is None else None)
+    assert "template" not in translation.recipe["eval"]  # it is taken over from [data]
+    assert missing(translation) == ({PROMPT} if template is None else set())
 
 
 def test_a_prompt_file_that_is_not_here_is_lost_once() -> None:
-    found = of(f"{PROMPT}=absent.txt", "data.default.system_prompt_file=neither.txt")
-    lost = [option.name for option in found.draft.missing]
+    translation = of(f"{PROMPT}=absent.txt", "data.default.system_prompt_file=neither.txt")
+    lost = [option.name for option in translation.draft.missing]
     assert lost == [PROMPT, "data.default.system_prompt_file"]
-    assert "into data.template" in found.draft.missing[0].why
+    assert "into data.template" in translation.draft.missing[0].why
 
 
 def test_a_prompt_around_a_conversation_is_lost() -> None:
@@ -435,71 +437,71 @@ def test_a_prompt_around_a_conversation_is_lost() -> None:
 
 def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_evaluated() -> None:
     part = "data.train.split_validation_size"
-    found = of(f"{part}=0.05", "grpo.max_val_samples=64").recipe
-    assert found["data"]["split"] == "train_1M[:95%]"
-    assert (found["eval"]["split"], found["eval"]["limit"]) == ("train_1M[95%:]", 64)
-    found = of(f"{part}=0.005")  # no whole percent
-    assert found.recipe["data"]["eval_fraction"] == 0.005
-    assert "limit" not in found.recipe["eval"]
-    assert "grpo.max_val_samples" in {option.name for option in found.draft.missing}
+    recipe = of(f"{part}=0.05", "grpo.max_val_samples=64").recipe
+    assert recipe["data"]["split"] == "train_1M[:95%]"
+    assert (recipe["eval"]["split"], recipe["eval"]["limit"]) == ("train_1M[95%:]", 64)
+    translation = of(f"{part}=0.005")  # no whole percent
+    assert translation.recipe["data"]["eval_fraction"] == 0.005
+    assert "limit" not in translation.recipe["eval"]
+    assert "grpo.max_val_samples" in {option.name for option in translation.draft.missing}
 
 
 def test_validation_has_filters_of_its_own_or_those_of_training() -> None:
     sampling = "policy.generation"
-    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40").recipe
-    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.9, 40)
-    own = (f"+{sampling}.val_top_p=0.8", f"+{sampling}.val_top_k=null")
-    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40", *own).recipe
-    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.8, 0)
+    recipe = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40").recipe
+    assert (recipe["eval"]["top_p"], recipe["eval"]["top_k"]) == (0.9, 40)
+    val_filters = (f"+{sampling}.val_top_p=0.8", f"+{sampling}.val_top_k=null")
+    recipe = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40", *val_filters).recipe
+    assert (recipe["eval"]["top_p"], recipe["eval"]["top_k"]) == (0.8, 0)
 
 
 def test_settings_of_environments_that_are_not_played_are_not_needed() -> None:
     played, idle = "env.math.num_workers", "env.geometry3k.num_workers"
-    found = of("+env.geometry3k.num_workers=3")
-    assert found.recipe["scoring"]["workers"] == 4
-    assert idle in {option.name for option in found.draft.needless}
+    translation = of("+env.geometry3k.num_workers=3")
+    assert translation.recipe["scoring"]["workers"] == 4
+    assert idle in {option.name for option in translation.draft.needless}
     functions = "+env.geometry3k.reward_functions=[{name: format, weight: 2}]"
-    found = of("data.default.env_name=geometry3k", "+env.geometry3k.num_workers=3", functions)
-    assert found.recipe["scoring"]["workers"] == 3
-    assert [reward["weight"] for reward in found.recipe["rewards"]] == [0.25, 0.75]
-    assert played in {option.name for option in found.draft.needless}
+    translation = of("data.default.env_name=geometry3k", "+env.geometry3k.num_workers=3", functions)
+    assert translation.recipe["scoring"]["workers"] == 3
+    assert [reward["weight"] for reward in translation.recipe["rewards"]] == [0.25, 0.75]
+    assert played in {option.name for option in translation.draft.needless}
 
 
 def test_a_dataset_whose_reader_splits_nothing_has_no_held_out_rows() -> None:
     share = "data.train.split_validation_size"
-    found = of("data.train.dataset_name=gsm8k", f"{share}=0.05")
-    assert "split" not in found.recipe["data"]
-    assert "eval" not in found.recipe
-    assert share in {option.name for option in found.draft.needless}
+    translation = of("data.train.dataset_name=gsm8k", f"{share}=0.05")
+    assert "split" not in translation.recipe["data"]
+    assert "eval" not in translation.recipe
+    assert share in {option.name for option in translation.draft.needless}
 
 
 def test_ranks_share_experts_and_matrices() -> None:
     size = "policy.dtensor_cfg.expert_parallel_size"
     for more, tensor in (("policy.dtensor_cfg.tensor_parallel_size=1",), None), ((), 2):
-        found = of(f"{size}=4", *more)
-        assert found.problem is None
-        assert found.recipe["learner"]["expert_parallel"] == 4
-        assert found.recipe["learner"].get("tensor_parallel") == tensor
-        assert size not in missing(found)
+        translation = of(f"{size}=4", *more)
+        assert translation.problem is None
+        assert translation.recipe["learner"]["expert_parallel"] == 4
+        assert translation.recipe["learner"].get("tensor_parallel") == tensor
+        assert size not in missing(translation)
 
 
 def test_ranks_do_not_share_rows_or_matrices_of_layers_that_carry_a_state() -> None:
     sizes = "policy.dtensor_cfg.tensor_parallel_size", "policy.dtensor_cfg.context_parallel_size"
     for model, lost in (("Qwen/Qwen3.5-9B", {*sizes}), ("Qwen/Qwen3-VL-8B-Instruct", set[str]())):
-        found = of(f"policy.model_name={model}", *(f"{size}=2" for size in sizes))
-        assert found.problem is None
-        assert missing(found) & {*sizes} == lost
-        assert ("tensor_parallel" in found.recipe["learner"]) is not lost
+        translation = of(f"policy.model_name={model}", *(f"{size}=2" for size in sizes))
+        assert translation.problem is None
+        assert missing(translation) & {*sizes} == lost
+        assert ("tensor_parallel" in translation.recipe["learner"]) is not lost
 
 
 def test_ranks_share_the_experts_of_a_model_that_reads_images() -> None:
-    size, one = (
+    size, tensor_size = (
         "policy.dtensor_cfg.expert_parallel_size",
         "policy.dtensor_cfg.tensor_parallel_size=1",
     )
-    found = of("policy.model_name=Qwen/Qwen3.6-35B-A3B", f"{size}=4", one)
-    assert found.problem is None
-    assert found.recipe["learner"]["expert_parallel"] == 4
+    translation = of("policy.model_name=Qwen/Qwen3.6-35B-A3B", f"{size}=4", tensor_size)
+    assert translation.problem is None
+    assert translation.recipe["learner"]["expert_parallel"] == 4
 
 
 def test_checkpoints_against_failures_are_saved_between_those_that_stay() -> None:

@@ -13,18 +13,18 @@ GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
 
 
 def of(*flags: str) -> Translation:
-    found = translate("open-instruct", [*GRPO, *flags])
-    assert found.problem is None
-    return found
+    translation = translate("open-instruct", [*GRPO, *flags])
+    assert translation.problem is None
+    return translation
 
 
 def test_a_non_stop_penalty_replaces_the_reward() -> None:
     gate = {"type": "stop_properly", "gate": True, "gate_at": 0.0}
-    found = of("--non_stop_penalty", "--non_stop_penalty_value", "-2.0").recipe["rewards"]
-    assert found[-1] == {**gate, "gate_value": -2.0}
+    rewards = of("--non_stop_penalty", "--non_stop_penalty_value", "-2.0").recipe["rewards"]
+    assert rewards[-1] == {**gate, "gate_value": -2.0}
     assert of("--non_stop_penalty", "True").recipe["rewards"][-1] == {**gate, "gate_value": 0.0}
     off = of("--non_stop_penalty", "False", "--non_stop_penalty_value", "-2.0")
-    assert [one["type"] for one in off.recipe["rewards"]] == ["math"]
+    assert [reward["type"] for reward in off.recipe["rewards"]] == ["math"]
 
 
 def test_centred_advantages_are_not_divided_whatever_the_loss() -> None:
@@ -38,30 +38,32 @@ def test_centred_advantages_are_not_divided_whatever_the_loss() -> None:
 
 def test_a_cap_of_importance_weights_is_tis_and_0_is_none() -> None:
     cap = "--truncated_importance_sampling_ratio_cap"
-    found = of(cap, "3.0").recipe["algorithm"]
-    assert (found["correction"], found["correction_high"]) == ("tis", 3.0)
+    algorithm = of(cap, "3.0").recipe["algorithm"]
+    assert (algorithm["correction"], algorithm["correction_high"]) == ("tis", 3.0)
     assert "correction" not in of(cap, "0.0").recipe["algorithm"]
 
 
 def test_bounds_of_a_ratio_that_are_0_are_none() -> None:
-    found = of("--rho_mask_upper_bound", "1.5").recipe["algorithm"]
-    assert (found["correction"], found["correction_high"]) == ("tis", 2.0)  # clamped beside
-    assert found["rejection"] == {"token": [0.0, 1.5]}
-    found = of("--rho_mask_lower_bound", "0.5")
-    least, most = found.recipe["algorithm"]["rejection"]["token"]
+    algorithm = of("--rho_mask_upper_bound", "1.5").recipe["algorithm"]
+    assert (algorithm["correction"], algorithm["correction_high"]) == ("tis", 2.0)  # clamped beside
+    assert algorithm["rejection"] == {"token": [0.0, 1.5]}
+    translation = of("--rho_mask_lower_bound", "0.5")
+    least, most = translation.recipe["algorithm"]["rejection"]["token"]
     assert least == 0.5
     assert most > 1e8
-    assert "rho_clamp_upper_bound" not in {one.name for one in found.draft.missing}
-    found = of("--use_rho_correction", "true", "--rho_clamp_upper_bound", "0").recipe["algorithm"]
-    assert found["correction"] == "tis"
-    assert found["correction_high"] > 1e8
-    found = of("--rho_clamp_lower_bound", "0.5", "--rho_clamp_upper_bound", "3")
-    assert found.recipe["algorithm"]["correction_low"] == 0.5
+    assert "rho_clamp_upper_bound" not in {option.name for option in translation.draft.missing}
+    algorithm = of("--use_rho_correction", "true", "--rho_clamp_upper_bound", "0").recipe[
+        "algorithm"
+    ]
+    assert algorithm["correction"] == "tis"
+    assert algorithm["correction_high"] > 1e8
+    translation = of("--rho_clamp_lower_bound", "0.5", "--rho_clamp_upper_bound", "3")
+    assert translation.recipe["algorithm"]["correction_low"] == 0.5
 
 
 def test_the_third_estimator_is_k1_times_the_ratio() -> None:
-    found = of("--kl_estimator", "3", "--beta", "0.1").recipe["algorithm"]
-    assert (found["kl_estimator"], found["kl_corrected"]) == ("k1", True)
+    algorithm = of("--kl_estimator", "3", "--beta", "0.1").recipe["algorithm"]
+    assert (algorithm["kl_estimator"], algorithm["kl_corrected"]) == ("k1", True)
 
 
 def test_a_final_rate_belongs_to_linear_schedules() -> None:
@@ -78,8 +80,8 @@ def test_all_checkpoints_are_kept_where_steps_save_them() -> None:
     saves = translate("open-instruct", by_steps).recipe["checkpoint"]
     assert (saves["save_steps"], saves["keep_steps"]) == (500, 500)
     by_epochs = [*by_steps[:-1], "epoch"]
-    found = translate("open-instruct", by_epochs)
-    assert [option.name for option in found.draft.missing] == ["keep_last_n_checkpoints"]
+    translation = translate("open-instruct", by_epochs)
+    assert [option.name for option in translation.draft.missing] == ["keep_last_n_checkpoints"]
 
 
 def test_checkpoints_after_each_epoch_are_here_too() -> None:
@@ -92,42 +94,45 @@ def test_checkpoints_after_each_epoch_are_here_too() -> None:
 
 
 def test_state_and_model_are_saved_together_here() -> None:
-    found = of("--save_freq", "100", "--checkpoint_state_freq", "50")
-    assert found.recipe["checkpoint"]["save_steps"] == 50
-    assert [one.name for one in found.draft.missing] == ["save_freq"]
+    translation = of("--save_freq", "100", "--checkpoint_state_freq", "50")
+    assert translation.recipe["checkpoint"]["save_steps"] == 50
+    assert [option.name for option in translation.draft.missing] == ["save_freq"]
     assert of("--save_freq", "100").recipe["checkpoint"]["save_steps"] == 100
     same = of("--save_freq", "50", "--checkpoint_state_freq", "50")
     assert same.draft.missing == []
 
 
 def test_guessing_a_number_is_the_environment_of_that_name() -> None:
-    found = translate("open-instruct", [
+    translation = translate("open-instruct", [
         "grpo", "--model_name_or_path", "m", "--dataset_mixer_list", "org/rlenv-guess-number",
         "1.0", "--total_episodes", "64", "--num_unique_prompts_rollout", "4",
         "--num_samples_per_prompt_rollout", "2", "--max_steps", "7", "--single_gpu_mode",
         "--tool_parser_type", "vllm_hermes", "--max_prompt_token_length", "100",
         "--response_length", "28",
     ])  # fmt: skip
-    assert found.problem is None
-    assert found.recipe["environment"] == {"type": "guess_number", "max_turns": 7}
-    task = found.recipe["data"].pop("task")
-    assert found.recipe["data"] == {
+    assert translation.problem is None
+    assert translation.recipe["environment"] == {"type": "guess_number", "max_turns": 7}
+    task = translation.recipe["data"].pop("task")
+    assert translation.recipe["data"] == {
         "path": "postgrad.rollout.environments.guess_number:rows", "prompt": "question",
         "answer": "answer", "size": 32, "max_len": 128,
     }  # fmt: skip
     games = list(rows(5, 0, **task))
     assert {(game["low"], game["high"]) for game in games} == {(1, 100)}
-    assert "rewards" not in found.recipe
-    assert found.draft.missing == []
+    assert "rewards" not in translation.recipe
+    assert translation.draft.missing == []
     other = translate("open-instruct", [*GRPO, "--tools", "wordle", "--max_steps", "7"])
     assert "environment" not in other.recipe
-    assert {"tools", "max_steps"} <= {one.name for one in other.draft.missing}
+    assert {"tools", "max_steps"} <= {option.name for option in other.draft.missing}
 
 
 def test_a_tokenizer_of_another_place_is_lost() -> None:
     assert of("--tokenizer_name", "m").draft.missing == []
-    found = of("--tokenizer_name", "other", "--tokenizer_revision", "v2")
-    assert [one.name for one in found.draft.missing] == ["tokenizer_name", "tokenizer_revision"]
+    translation = of("--tokenizer_name", "other", "--tokenizer_revision", "v2")
+    assert [option.name for option in translation.draft.missing] == [
+        "tokenizer_name",
+        "tokenizer_revision",
+    ]
     same = of("--model_revision", "v2", "--tokenizer_revision", "v2")
     assert same.draft.missing == []
 
@@ -170,11 +175,13 @@ def test_a_first_token_before_the_tokenizer_s_own_template_is_lost() -> None:
 
 def test_eight_bit_moments_and_compiled_layers_have_their_keys() -> None:
     sft = ["sft", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
-    found = translate("open-instruct", [*sft, "--use_8bit_optimizer", "--compile_model", "true"])
-    assert found.problem is None
-    assert found.recipe["learner"]["optimizer_state"] == "8bit"
-    assert found.recipe["model"]["compile"] is True
-    assert found.draft.missing == []
+    translation = translate(
+        "open-instruct", [*sft, "--use_8bit_optimizer", "--compile_model", "true"]
+    )
+    assert translation.problem is None
+    assert translation.recipe["learner"]["optimizer_state"] == "8bit"
+    assert translation.recipe["model"]["compile"] is True
+    assert translation.draft.missing == []
 
 
 def test_what_changes_speed_or_memory_is_never_among_what_is_not_needed() -> None:
@@ -183,18 +190,18 @@ def test_what_changes_speed_or_memory_is_never_among_what_is_not_needed() -> Non
         "--zero_hpz_partition_size": "8", "--activation_memory_budget": "0.5",
         "--llm_judge_model": "judge",
     }  # fmt: skip
-    found = of(*(word for pair in flags.items() for word in pair))
-    lost = {one.name: one.why for one in found.draft.missing}
+    translation = of(*(word for pair in flags.items() for word in pair))
+    lost = {option.name: option.why for option in translation.draft.missing}
     assert set(lost) == {name.removeprefix("--") for name in flags}
     assert all(len(why) > 20 for why in lost.values())
     assert of("--zero_hpz_partition_size", "1").draft.missing == []  # one part is none
 
 
 def test_steps_that_samples_are_ahead_are_the_bound_on_their_age() -> None:
-    found = of("--async_steps", "4", "--inflight_updates", "True")
-    assert found.recipe["rollout"]["max_staleness"] == 4
-    assert "in_flight_updates" not in found.recipe["rollout"]
-    assert found.recipe["algorithm"]["correction"] == "tis"
+    translation = of("--async_steps", "4", "--inflight_updates", "True")
+    assert translation.recipe["rollout"]["max_staleness"] == 4
+    assert "in_flight_updates" not in translation.recipe["rollout"]
+    assert translation.recipe["algorithm"]["correction"] == "tis"
     still = of(
         "--async_steps",
         "1",
@@ -211,7 +218,7 @@ def test_steps_that_samples_are_ahead_are_the_bound_on_their_age() -> None:
     synchronous = of("--async_steps", "0", "--inflight_updates", "False")
     assert "max_staleness" not in synchronous.recipe["rollout"]
     assert "in_flight_updates" not in synchronous.recipe["rollout"]
-    assert not {missing.name for missing in found.draft.missing} & {"async_steps"}
+    assert not {missing.name for missing in translation.draft.missing} & {"async_steps"}
 
 
 def test_a_number_of_evaluations_counts_where_steps_between_them_are_not_stated() -> None:
@@ -240,8 +247,8 @@ def test_tags_of_an_answer_gate_the_reward_or_are_added_to_it() -> None:
 
 
 def test_an_answer_that_was_cut_off_has_its_penalty_before_its_tags_count() -> None:
-    found = of("--apply_r1_style_format_reward", "--non_stop_penalty", "true").recipe["rewards"]
-    assert [reward["type"] for reward in found] == ["math", "stop_properly", "regex"]
+    rewards = of("--apply_r1_style_format_reward", "--non_stop_penalty", "true").recipe["rewards"]
+    assert [reward["type"] for reward in rewards] == ["math", "stop_properly", "regex"]
 
 
 def test_a_system_prompt_of_a_file_beside_the_script_is_read(tmp_path: Path) -> None:
@@ -249,29 +256,29 @@ def test_a_system_prompt_of_a_file_beside_the_script_is_read(tmp_path: Path) -> 
     call = f"python open_instruct/grpo_fast.py {' '.join(GRPO[1:])} --system_prompt_override_file"
     for name, system in (("prompt.txt", "Be brief."), ("absent.txt", None)):
         (tmp_path / "run.sh").write_text(f"{call} {name}", "utf-8")
-        found = translate("open-instruct", [str(tmp_path / "run.sh")])
-        assert found.problem is None
-        assert found.recipe["data"].get("system") == system
-        lost = [option.name for option in found.draft.missing]
+        translation = translate("open-instruct", [str(tmp_path / "run.sh")])
+        assert translation.problem is None
+        assert translation.recipe["data"].get("system") == system
+        lost = [option.name for option in translation.draft.missing]
         assert ("system_prompt_override_file" in lost) == (system is None)
 
 
 def test_replicas_of_sharded_state_are_groups_of_shards() -> None:
     learners = ("--num_learners_per_node", "8")
-    found = of(*learners, "--fsdp_shard_degree", "4", "--fsdp_num_replicas", "2")
-    assert found.recipe["learner"]["sharding"] == "zero3"
-    assert found.recipe["learner"]["shard_groups"] == 2
-    found = of(*learners, "--fsdp_shard_degree", "8", "--fsdp_num_replicas", "1")
-    assert found.recipe["learner"]["sharding"] == "zero3"
-    assert "shard_groups" not in found.recipe["learner"]
-    found = of(*learners, "--fsdp_num_replicas", "3")
-    assert [option.name for option in found.draft.missing] == ["fsdp_num_replicas"]
+    translation = of(*learners, "--fsdp_shard_degree", "4", "--fsdp_num_replicas", "2")
+    assert translation.recipe["learner"]["sharding"] == "zero3"
+    assert translation.recipe["learner"]["shard_groups"] == 2
+    translation = of(*learners, "--fsdp_shard_degree", "8", "--fsdp_num_replicas", "1")
+    assert translation.recipe["learner"]["sharding"] == "zero3"
+    assert "shard_groups" not in translation.recipe["learner"]
+    translation = of(*learners, "--fsdp_num_replicas", "3")
+    assert [option.name for option in translation.draft.missing] == ["fsdp_num_replicas"]
 
 
 def test_pass_at_k_is_measured_where_something_is_evaluated() -> None:
-    found = of("--eval_pass_at_k", "4", "--dataset_mixer_eval_list", "e", "16")
-    assert found.recipe["eval"]["n_samples"] == 4
-    assert found.recipe["eval"]["pass_at"] == [1, 4]
+    translation = of("--eval_pass_at_k", "4", "--dataset_mixer_eval_list", "e", "16")
+    assert translation.recipe["eval"]["n_samples"] == 4
+    assert translation.recipe["eval"]["pass_at"] == [1, 4]
     assert [option.name for option in of("--eval_pass_at_k", "4").draft.missing] == [
         "eval_pass_at_k"
     ]
@@ -292,12 +299,12 @@ def test_evaluations_are_sampled_as_training_where_nothing_else_is_said() -> Non
 )
 def test_instructions_count_by_the_share_that_is_followed(name: str) -> None:
     flags = ["--model_name_or_path", "m", "--dataset_mixer_list", name, "1.0"]
-    found = translate("open-instruct", ["grpo", *flags])
-    assert found.recipe["rewards"][0] == {
+    translation = translate("open-instruct", ["grpo", *flags])
+    assert translation.recipe["rewards"][0] == {
         "type": "ifeval",
         "weight": 10.0,
         "credit": "fraction",
         "instructions": "answer",
     }
-    assert found.recipe["data"]["answer"] == "ground_truth"
-    assert "docs/rewards.md#instructions" in found.draft.comments["rewards", 0, "type"]
+    assert translation.recipe["data"]["answer"] == "ground_truth"
+    assert "docs/rewards.md#instructions" in translation.draft.comments["rewards", 0, "type"]

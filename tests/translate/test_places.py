@@ -18,86 +18,86 @@ TRL = "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward"
 
 
 def openrlhf(flags: str, reward: str = "--reward.remote_url r.py") -> Translation:
-    found = translate("openrlhf", ["ppo", *f"{PPO} {reward} {flags}".split()])
-    assert found.problem is None
-    return found
+    translation = translate("openrlhf", ["ppo", *f"{PPO} {reward} {flags}".split()])
+    assert translation.problem is None
+    return translation
 
 
 def open_instruct(flags: str) -> Translation:
-    found = translate("open-instruct", ["grpo", *f"{GRPO} {flags}".split()])
-    assert found.problem is None
-    return found
+    translation = translate("open-instruct", ["grpo", *f"{GRPO} {flags}".split()])
+    assert translation.problem is None
+    return translation
 
 
 def trl(tmp_path: Path, script: str) -> Translation:
     path = tmp_path / "run.sh"
     path.write_text(script, "utf-8")
-    found = translate("trl", [str(path)])
-    assert found.problem is None
-    return found
+    translation = translate("trl", [str(path)])
+    assert translation.problem is None
+    return translation
 
 
-def missing(found: Translation) -> set[str]:
-    return {option.name for option in found.draft.missing}
+def missing(translation: Translation) -> set[str]:
+    return {option.name for option in translation.draft.missing}
 
 
-def place(found: Translation) -> dict[str, Any]:
-    return found.recipe["cluster"]
+def place(translation: Translation) -> dict[str, Any]:
+    return translation.recipe["cluster"]
 
 
 def test_engines_that_share_the_policys_gpus_are_colocated_here() -> None:
-    found = openrlhf(
+    translation = openrlhf(
         "--actor.num_gpus_per_node 8 --vllm.num_engines 8 --train.colocate_all "
         "--vllm.gpu_memory_utilization 0.5 --vllm.enforce_eager --vllm.enable_sleep"
     )
-    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}
-    assert found.recipe["rollout"]["type"] == "vllm"
-    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.5, "eager": True}
-    assert missing(found) == set()
+    assert place(translation) == {"type": "ray", "policy": {"colocate": "rollout"}}
+    assert translation.recipe["rollout"]["type"] == "vllm"
+    assert translation.recipe["rollout"]["vllm"] == {"memory_fraction": 0.5, "eager": True}
+    assert missing(translation) == set()
 
 
 def test_a_colocated_engine_over_two_gpus_has_those_of_two_ranks() -> None:
-    found = openrlhf(
+    translation = openrlhf(
         "--actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 "
         "--train.colocate_all --train.batch_size 128"
     )
     policy = {"colocate": "rollout"}
-    assert place(found) == {"type": "ray", "policy": policy, "rollout": {"workers": 4}}
-    assert found.recipe["rollout"]["vllm"]["tensor_parallel"] == 2
-    assert missing(found) == set()
-    policy_ranks, engines = wants_of(parse_recipe(dict(found.recipe)), "cuda")
+    assert place(translation) == {"type": "ray", "policy": policy, "rollout": {"workers": 4}}
+    assert translation.recipe["rollout"]["vllm"]["tensor_parallel"] == 2
+    assert missing(translation) == set()
+    policy_ranks, engines = wants_of(parse_recipe(dict(translation.recipe)), "cuda")
     assert (policy_ranks.processes, policy_ranks.together) == (8, 2)
     assert (engines.processes, engines.gpus, engines.inside) == (4, 2, "policy")
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"),
+    ("gpus", "reason"),
     [("3", "3 ranks of a machine do not divide into 2"), ("1", "one rank has one device")],
 )
-def test_a_colocated_engine_that_ranks_do_not_divide_into_is_told(gpus: str, told: str) -> None:
-    found = openrlhf(
+def test_a_colocated_engine_that_ranks_do_not_divide_into_is_told(gpus: str, reason: str) -> None:
+    translation = openrlhf(
         f"--actor.num_gpus_per_node {gpus} --vllm.num_engines 1 --vllm.tensor_parallel_size 2 "
         "--train.colocate_all --train.batch_size 96 --rollout.batch_size 96"
     )
-    assert "tensor_parallel" not in found.recipe["rollout"]["vllm"]
-    (loss,) = found.draft.missing
+    assert "tensor_parallel" not in translation.recipe["rollout"]["vllm"]
+    (loss,) = translation.draft.missing
     assert (loss.name, loss.value) == ("vllm.tensor_parallel_size", 2)
-    assert loss.why.startswith(told)
+    assert loss.why.startswith(reason)
     assert "each device has an engine with all weights" in loss.why
 
 
 def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place() -> None:
-    for found, name in (
+    for translation, name in (
         (openrlhf("--vllm.num_engines 2 --vllm.sync_backend nccl"), "vllm.sync_backend"),
         (open_instruct("--vllm_num_engines 2 --vllm_sync_backend gloo"), "vllm_sync_backend"),
     ):
-        assert missing(found) == set()
-        (told,) = (option for option in found.draft.needless if option.name == name)
-        assert "CUDA IPC, NCCL, else host memory" in told.why
+        assert missing(translation) == set()
+        (needless,) = (option for option in translation.draft.needless if option.name == name)
+        assert "CUDA IPC, NCCL, else host memory" in needless.why
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected", "told"),
+    ("flags", "expected", "reasons"),
     [
         ("--ref.offload", {"reference"}, set()),
         ("--reward.offload", {"reward_model"}, set()),
@@ -116,31 +116,39 @@ def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place
     ],
 )
 def test_a_frozen_model_that_rests_in_the_hosts_memory_does_so_here(
-    flags: str, expected: set[str], told: set[str]
+    flags: str, expected: set[str], reasons: set[str]
 ) -> None:
-    found = openrlhf(f"--actor.num_gpus_per_node 2 {flags}", reward="--reward.model_name_or_path r")
-    assert missing(found) == set()
-    offloaded = {role for role, table in place(found).items() if "offload" in str(table)}
+    translation = openrlhf(
+        f"--actor.num_gpus_per_node 2 {flags}", reward="--reward.model_name_or_path r"
+    )
+    assert missing(translation) == set()
+    offloaded = {role for role, table in place(translation).items() if "offload" in str(table)}
     assert offloaded == expected
-    assert {option.why for option in found.draft.needless if "offload" in option.name} == told
+    assert {
+        option.why for option in translation.draft.needless if "offload" in option.name
+    } == reasons
 
 
 def test_engines_on_gpus_of_their_own_are_workers_of_as_many_gpus() -> None:
-    found = openrlhf(
+    translation = openrlhf(
         "--actor.num_nodes 2 --actor.num_gpus_per_node 8 --vllm.num_engines 4 "
         "--vllm.tensor_parallel_size 2 --rollout.batch_size 1024 --train.batch_size 128"
     )
-    assert place(found) == {"type": "ray", "policy": {"machines": 2}, "rollout": {"workers": 4}}
-    assert found.recipe["learner"]["ranks"] == 16
-    assert found.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.95}
+    assert place(translation) == {
+        "type": "ray",
+        "policy": {"machines": 2},
+        "rollout": {"workers": 4},
+    }
+    assert translation.recipe["learner"]["ranks"] == 16
+    assert translation.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.95}
 
 
 def test_asynchronous_training_has_its_engines_apart_even_where_models_share() -> None:
-    found = openrlhf(
+    translation = openrlhf(
         "--actor.num_gpus_per_node 4 --vllm.num_engines 2 --train.colocate_all --train.async_enable"
     )
-    assert place(found)["rollout"] == {"workers": 2}
-    assert found.recipe["rollout"]["max_staleness"] == 1
+    assert place(translation)["rollout"] == {"workers": 2}
+    assert translation.recipe["rollout"]["max_staleness"] == 1
 
 
 def test_names_of_openrlhf_0_8_say_the_same_layout() -> None:
@@ -157,10 +165,10 @@ def test_names_of_openrlhf_0_8_say_the_same_layout() -> None:
 
 
 def test_without_engines_the_policy_samples_and_the_default_is_eight_gpus() -> None:
-    found = openrlhf("--train.batch_size 128")
-    assert found.recipe["learner"]["ranks"] == 8
-    assert "type" not in found.recipe["rollout"]
-    assert "OpenRLHF's default" in found.text
+    translation = openrlhf("--train.batch_size 128")
+    assert translation.recipe["learner"]["ranks"] == 8
+    assert "type" not in translation.recipe["rollout"]
+    assert "OpenRLHF's default" in translation.text
 
 
 @pytest.mark.parametrize(
@@ -175,36 +183,40 @@ def test_without_engines_the_policy_samples_and_the_default_is_eight_gpus() -> N
 )
 def test_a_role_with_gpus_of_its_own_keeps_them(flags: str, apart: set[str]) -> None:
     roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("ref", "critic", "reward"))
-    found = openrlhf(
+    translation = openrlhf(
         f"--actor.num_gpus_per_node 2 {roles} {flags}", reward="--reward.model_name_or_path r"
     )
-    assert missing(found) == set()
-    placed = place(found)
+    assert missing(translation) == set()
+    placed = place(translation)
     assert {role: placed[role] for role in apart} == {role: {"ranks": 2} for role in apart}
     assert not ({"reference", "critic", "reward_model"} - apart) & set(placed)
 
 
 def test_a_reward_model_shares_the_critics_gpus() -> None:
     roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("critic", "reward"))
-    found = openrlhf(
+    translation = openrlhf(
         f"--actor.num_gpus_per_node 2 {roles} --train.colocate_critic_reward "
         "--train.colocate_actor_ref",
         reward="--reward.model_name_or_path r",
     )
-    assert place(found)["critic"] == {"ranks": 2}
-    assert place(found)["reward_model"] == {"colocate": "critic"}
+    assert place(translation)["critic"] == {"ranks": 2}
+    assert place(translation)["reward_model"] == {"colocate": "critic"}
 
 
 def test_learners_and_engines_of_open_instruct_lie_apart() -> None:
-    found = open_instruct(
+    translation = open_instruct(
         "--num_learners_per_node 8 8 --vllm_num_engines 12 --vllm_tensor_parallel_size 4 "
         "--vllm_enforce_eager --deepspeed_stage 3"
     )
-    assert place(found) == {"type": "ray", "policy": {"machines": 2}, "rollout": {"workers": 12}}
-    assert found.recipe["learner"] | {"lr": 0} == {
+    assert place(translation) == {
+        "type": "ray",
+        "policy": {"machines": 2},
+        "rollout": {"workers": 12},
+    }
+    assert translation.recipe["learner"] | {"lr": 0} == {
         "ranks": 16, "sharding": "zero3", "schedule": "linear", "lr": 0,
     }  # fmt: skip
-    assert found.recipe["rollout"]["vllm"] == {
+    assert translation.recipe["rollout"]["vllm"] == {
         "tensor_parallel": 4, "memory_fraction": 0.9, "eager": True,
     }  # fmt: skip
     uneven = open_instruct("--num_learners_per_node 4 8 --vllm_num_engines 4")
@@ -213,21 +225,21 @@ def test_learners_and_engines_of_open_instruct_lie_apart() -> None:
 
 
 def test_single_gpu_mode_is_one_process_beside_its_engine() -> None:
-    found = open_instruct(
+    translation = open_instruct(
         "--num_learners_per_node 1 --vllm_tensor_parallel_size 1 --single_gpu_mode "
         "--vllm_gpu_memory_utilization 0.3"
     )
-    assert "cluster" not in found.recipe
-    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
+    assert "cluster" not in translation.recipe
+    assert translation.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
 
 
 def test_trl_colocates_an_engine_with_each_rank_by_default(tmp_path: Path) -> None:
-    found = trl(tmp_path, f"accelerate launch --num_processes 4 trl/scripts/grpo.py {TRL} "
-                "--use_vllm --vllm_importance_sampling_mode token_truncate")  # fmt: skip
-    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}
-    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
-    assert found.recipe["algorithm"]["correction"] == "tis"
-    assert found.recipe["algorithm"]["correction_high"] == 3.0
+    translation = trl(tmp_path, f"accelerate launch --num_processes 4 trl/scripts/grpo.py {TRL} "
+                      "--use_vllm --vllm_importance_sampling_mode token_truncate")  # fmt: skip
+    assert place(translation) == {"type": "ray", "policy": {"colocate": "rollout"}}
+    assert translation.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
+    assert translation.recipe["algorithm"]["correction"] == "tis"
+    assert translation.recipe["algorithm"]["correction_high"] == 3.0
 
 
 def test_trls_server_is_read_from_the_command_that_starts_it(tmp_path: Path) -> None:
@@ -239,12 +251,12 @@ def test_trls_server_is_read_from_the_command_that_starts_it(tmp_path: Path) -> 
         f"accelerate launch --num_processes 4 trl/scripts/grpo.py {TRL} --use_vllm "
         "--vllm_mode server --vllm_importance_sampling_correction False\n"
     )
-    found = trl(tmp_path, served + train)
-    assert place(found) == {"type": "ray", "rollout": {"workers": 2}}
-    assert found.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.9}
-    assert "vllm-serve is not in this recipe: the run starts its engines itself" in found.text
+    translation = trl(tmp_path, served + train)
+    assert place(translation) == {"type": "ray", "rollout": {"workers": 2}}
+    assert translation.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.9}
+    assert "vllm-serve is not in this recipe: the run starts its engines itself" in translation.text
     again = trl(tmp_path, served.replace("trl vllm-serve --model m", "vllm serve m") + train)
-    assert again.recipe == found.recipe
+    assert again.recipe == translation.recipe
     alone = trl(tmp_path, train)
     assert place(alone)["rollout"] == {"workers": 1}
     assert "does not start its vLLM server" in alone.text
@@ -263,11 +275,11 @@ def test_bounds_of_tokens_and_of_sequences_are_those_of_trl(
     tmp_path: Path, mode: str, keys: dict[str, Any]
 ) -> None:
     stated = f"--vllm_importance_sampling_mode {mode}" if mode else ""
-    found = trl(tmp_path, f"trl grpo {TRL} --use_vllm {stated}")
-    assert missing(found) == set()
+    translation = trl(tmp_path, f"trl grpo {TRL} --use_vllm {stated}")
+    assert missing(translation) == set()
     corrections = {
         key: value
-        for key, value in found.recipe["algorithm"].items()
+        for key, value in translation.recipe["algorithm"].items()
         if key.startswith("correction")
     }
     assert corrections == {**keys, "correction_high": 3.0}
@@ -280,14 +292,14 @@ def test_a_zero_stage_counts_as_lost_until_the_devices_are_known(tmp_path: Path)
                     "--zero_stage 3 --adam_offload --max_samples 1000", "utf-8")  # fmt: skip
     unknown = translate("openrlhf", [str(path)])
     assert missing(unknown) == {"ds.zero_stage", "ds.adam_offload"}
-    known = translate("openrlhf", [str(path)], devices=4)
-    assert missing(known) == set()
-    assert known.recipe["learner"]["sharding"] == "zero3"
-    assert known.recipe["learner"]["offload"] is True
+    on_four_devices = translate("openrlhf", [str(path)], devices=4)
+    assert missing(on_four_devices) == set()
+    assert on_four_devices.recipe["learner"]["sharding"] == "zero3"
+    assert on_four_devices.recipe["learner"]["offload"] is True
 
 
-def offload_of(found: Translation, section: str = "learner") -> Any:
-    table: Any = found.recipe
+def offload_of(translation: Translation, section: str = "learner") -> Any:
+    table: Any = translation.recipe
     for key in section.split("."):
         table = table.get(key, {})
     return table.get("offload")
@@ -295,18 +307,20 @@ def offload_of(found: Translation, section: str = "learner") -> Any:
 
 def test_a_learner_that_sleeps_while_engines_sample_on_its_gpus_does_so_here() -> None:
     sleeps = "--actor.num_gpus_per_node 4 --vllm.num_engines 4 --ds.enable_sleep"
-    found = openrlhf(f"{sleeps} --train.colocate_all")
-    assert offload_of(found) == "sampling"
-    assert missing(found) == set()
-    parse_recipe(found.recipe)
+    translation = openrlhf(f"{sleeps} --train.colocate_all")
+    assert offload_of(translation) == "sampling"
+    assert missing(translation) == set()
+    parse_recipe(translation.recipe)
 
 
 def test_one_whose_engines_have_gpus_of_their_own_has_nobody_to_leave_its_gpu_to() -> None:
-    found = openrlhf("--actor.num_gpus_per_node 4 --vllm.num_engines 4 --ds.enable_sleep")
-    assert offload_of(found) is None
-    (told,) = [option.why for option in found.draft.needless if option.name == "ds.enable_sleep"]
-    assert told == "no engine samples on the learner's devices"
-    parse_recipe(found.recipe)
+    translation = openrlhf("--actor.num_gpus_per_node 4 --vllm.num_engines 4 --ds.enable_sleep")
+    assert offload_of(translation) is None
+    (reason,) = [
+        option.why for option in translation.draft.needless if option.name == "ds.enable_sleep"
+    ]
+    assert reason == "no engine samples on the learner's devices"
+    parse_recipe(translation.recipe)
 
 
 VERL = (
@@ -339,15 +353,15 @@ def test_verls_offload_is_of_idle_phases_or_of_the_whole_run(
 ) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"{VERL} algorithm.adv_estimator=grpo {flags}", "utf-8")
-    found = translate("verl", [str(path)])
-    assert found.problem is None
-    assert offload_of(found) == offload
+    translation = translate("verl", [str(path)])
+    assert translation.problem is None
+    assert offload_of(translation) == offload
 
 
 def test_verls_critic_leaves_its_gpu_by_its_own_flags(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     flags = "critic.model.path=m critic.fsdp.param_offload=True"
     path.write_text(f"{VERL} algorithm.adv_estimator=gae {flags}", "utf-8")
-    found = translate("verl", [str(path)])
-    assert offload_of(found, "critic.learner") == "sampling"
-    assert offload_of(found) is None
+    translation = translate("verl", [str(path)])
+    assert offload_of(translation, "critic.learner") == "sampling"
+    assert offload_of(translation) is None

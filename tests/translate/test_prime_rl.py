@@ -281,8 +281,8 @@ def test_self_distillation_has_the_policy_for_a_teacher_and_a_hint_of_the_demons
     assert "<demonstration>\n{solution}\n" in translation.recipe["data"]["hint"]
     assert "teacher" not in translation.recipe
     stated = {"orchestrator.algo.template": "See {demonstration}."}
-    own = of(tmp_path, max_steps=10, **options, **stated)
-    assert own.recipe["data"]["hint"] == "See {solution}."
+    own_hint = of(tmp_path, max_steps=10, **options, **stated)
+    assert own_hint.recipe["data"]["hint"] == "See {solution}."
 
 
 @pytest.mark.parametrize(
@@ -299,10 +299,10 @@ def test_self_distillation_has_the_policy_for_a_teacher_and_a_hint_of_the_demons
 def test_what_a_loss_does_beside_its_settings_is_told(
     stated: dict[str, Any], zeros: bool, lost: set[str], tmp_path: Path
 ) -> None:
-    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **stated})
-    comment = found.draft.comments.get(("algorithm", "aggregation"), "")
+    translation = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **stated})
+    comment = translation.draft.comments.get(("algorithm", "aggregation"), "")
     assert ("advantage is 0" in comment) == zeros
-    assert missing(found) == lost
+    assert missing(translation) == lost
 
 
 @pytest.mark.parametrize(
@@ -318,13 +318,13 @@ def test_masks_and_the_penalty_of_the_loss_are_carried(
     stated: dict[str, Any], bounds: tuple[float | None, ...], drift: float | None, tmp_path: Path
 ) -> None:
     options = {f"trainer.loss.{key}": value for key, value in stated.items()}
-    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
-    assert found.problem is None
-    knobs = found.recipe["algorithm"]
+    translation = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
+    assert translation.problem is None
+    knobs = translation.recipe["algorithm"]
     assert (knobs["clip_by"], knobs["old_logprobs"]) == ("probability", "sampled")
     assert (knobs.get("clip_low"), knobs.get("clip_high")) == bounds
     assert knobs.get("drift_coef") == drift
-    assert not missing(found)
+    assert not missing(translation)
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,10 @@ def test_a_length_penalty_is_relative_to_the_group_here_too(
     stated: dict[str, Any], penalty: dict[str, float] | None, tmp_path: Path
 ) -> None:
     options = {f"orchestrator.algo.length_penalty.{key}": value for key, value in stated.items()}
-    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
-    assert found.problem is None
-    assert found.recipe["algorithm"].get("length_penalty") == penalty
-    assert not missing(found)
+    translation = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
+    assert translation.problem is None
+    assert translation.recipe["algorithm"].get("length_penalty") == penalty
+    assert not missing(translation)
 
 
 @pytest.mark.parametrize(
@@ -377,9 +377,9 @@ def test_a_filter_of_replies_is_lost_with_its_reason(tmp_path: Path) -> None:
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
     options = {"orchestrator.algo.type": "rae", "trainer.loss.import_path": "mine.loss"}
     options["trainer.loss.type"] = "custom"
-    found = of(tmp_path, **options)
-    assert missing(found) >= {"orchestrator.algo.type", "trainer.loss.import_path"}
-    assert "clip_by" not in found.recipe["algorithm"]
+    translation = of(tmp_path, **options)
+    assert missing(translation) >= {"orchestrator.algo.type", "trainer.loss.import_path"}
+    assert "clip_by" not in translation.recipe["algorithm"]
 
 
 def test_a_harness_that_is_a_program_is_lost(tmp_path: Path) -> None:
@@ -400,11 +400,11 @@ def test_a_run_that_reads_images_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_could_read_images_plays_its_tasks_on_text(tmp_path: Path) -> None:
     sizes = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
-    found = of(tmp_path, max_steps=10, **{"model.name": "Qwen/Qwen3.5-4B", **sizes})
-    assert found.problem is None
-    assert found.recipe["cluster"] == {"type": "ray", "rollout": {"workers": 1}}
-    assert found.recipe["model"]["freeze"] == ["vision", "projector"]
-    assert found.recipe["rollout"]["type"] == "vllm"
+    translation = of(tmp_path, max_steps=10, **{"model.name": "Qwen/Qwen3.5-4B", **sizes})
+    assert translation.problem is None
+    assert translation.recipe["cluster"] == {"type": "ray", "rollout": {"workers": 1}}
+    assert translation.recipe["model"]["freeze"] == ["vision", "projector"]
+    assert translation.recipe["rollout"]["type"] == "vllm"
 
 
 def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:
@@ -420,18 +420,20 @@ def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:
 def test_offloaded_activations_are_inputs_of_layers_in_the_hosts_memory(tmp_path: Path) -> None:
     group = {"orchestrator.group_size": 4}
     for offloading in ({}, {"max_inflight_activations": 5}):
-        found = of(tmp_path, max_steps=10, **group, **{"trainer.model.ac_offloading": offloading})
-        assert found.recipe["model"]["gradient_checkpointing"] == "offload"
-        assert missing(found) == set()
+        translation = of(
+            tmp_path, max_steps=10, **group, **{"trainer.model.ac_offloading": offloading}
+        )
+        assert translation.recipe["model"]["gradient_checkpointing"] == "offload"
+        assert missing(translation) == set()
     assert of(tmp_path, max_steps=10, **group).recipe["model"]["gradient_checkpointing"] is True
 
 
 def test_checkpoints_that_are_kept_for_ever_are_kept_here(tmp_path: Path) -> None:
     words = {"ckpt.interval": 20, "ckpt.keep_last": 2}
-    found = of(tmp_path, max_steps=100, **words, **{"ckpt.keep_interval": 60})
-    saves = found.recipe["checkpoint"]
+    translation = of(tmp_path, max_steps=100, **words, **{"ckpt.keep_interval": 60})
+    saves = translation.recipe["checkpoint"]
     assert [saves[key] for key in ("save_steps", "max_ckpt_num", "keep_steps")] == [20, 2, 60]
-    assert not [option for option in found.draft.missing if "ckpt" in option.name]
+    assert not [option for option in translation.draft.missing if "ckpt" in option.name]
     some = of(tmp_path, max_steps=100, **words, **{"ckpt.keep_interval": 50})
     assert some.recipe["checkpoint"]["keep_steps"] == 100  # of 50 and 100 the latter alone is saved
     assert "every 50 there, as far as they are saved" in some.text

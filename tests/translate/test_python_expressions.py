@@ -66,9 +66,9 @@ from translate.test_python_program import result
     ],
 )
 def test_an_expression_has_the_value_of_a_run_or_none(expression: str, wanted: Any) -> None:
-    known = result(f"show({expression})")
-    assert known == wanted
-    assert type(known) is type(wanted)
+    value_read = result(f"show({expression})")
+    assert value_read == wanted
+    assert type(value_read) is type(wanted)
 
 
 @pytest.mark.parametrize(

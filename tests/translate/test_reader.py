@@ -137,9 +137,9 @@ def test_the_launcher_says_how_many_devices_train(launcher: str, count: int | No
 def test_a_config_is_read_and_flags_win_over_it(tmp_path: Path) -> None:
     config = tmp_path / "a.yaml"
     config.write_text("learning_rate: 5e-6\nseed: 1\n", "utf-8")
-    (found,) = read(["sft", "--config", str(config), "--seed", "2"], trl).commands
-    assert found.program == "sft"
-    assert found.options == {"learning_rate": 5e-6, "seed": 2}
+    (command,) = read(["sft", "--config", str(config), "--seed", "2"], trl).commands
+    assert command.program == "sft"
+    assert command.options == {"learning_rate": 5e-6, "seed": 2}
 
 
 def test_all_commands_of_a_script_are_read_in_order(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_all_commands_of_a_script_are_read_in_order(tmp_path: Path) -> None:
     script.write_text(
         "mkdir x\ntrl sft --seed 1 && echo done\ntrl dpo --seed 2\nmkdir y\n", "utf-8"
     )
-    found = read([str(script)], trl)
-    assert [(one.program, one.options) for one in found.commands] == [
+    commands_read = read([str(script)], trl)
+    assert [(command.program, command.options) for command in commands_read.commands] == [
         ("sft", {"seed": 1}), ("dpo", {"seed": 2}),
     ]  # fmt: skip
-    assert found.others == ("mkdir (2 times)",)
+    assert commands_read.others == ("mkdir (2 times)",)
 
 
 def test_a_script_without_a_training_command_is_an_error(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ srun --container-image="img" bash -c "cd /work; pip install . ; torchrun \\
 def test_every_command_of_a_script_is_told(tmp_path: Path) -> None:
     path = tmp_path / "iterated.sh"
     path.write_text(ITERATED, "utf-8")
-    found = translate("openrlhf", [str(path)])
-    assert found.recipe["job"] == "sft"
-    notes = "\n".join(found.draft.notes)
+    translation = translate("openrlhf", [str(path)])
+    assert translation.recipe["job"] == "sft"
+    notes = "\n".join(translation.draft.notes)
     assert "Commands 1, 2 of the script: batch_inference is not in this recipe: it writes" in notes
     assert "Command 4 of the script, train_dpo, is a run of its own" in notes
     assert notes.endswith("not in the recipe: set, exit, mkdir, echo.")
@@ -86,10 +86,10 @@ def test_names_of_commands_are_programs_without_keywords_and_assignments() -> No
 def test_a_run_within_slurm_has_the_devices_that_it_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "job.slurm"
     path.write_text(SLURM, "utf-8")
-    found = translate("openrlhf", [str(path)])
-    assert found.recipe["learner"]["ranks"] == 8
-    assert found.recipe["cluster"]["policy"] == {"machines": 2}
-    assert found.recipe["model"]["path"] == "m"
+    translation = translate("openrlhf", [str(path)])
+    assert translation.recipe["learner"]["ranks"] == 8
+    assert translation.recipe["cluster"]["policy"] == {"machines": 2}
+    assert translation.recipe["model"]["path"] == "m"
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_options_of_a_launcher_that_nothing_reads_are_named(tmp_path: Path) -> N
         "trl/scripts/sft.py --model_name_or_path m --dataset_name d",
         "utf-8",
     )
-    found = translate("trl", [str(path)])
+    translation = translate("trl", [str(path)])
     note = "options of the launcher, not in the recipe: mixed_precision, dynamo_mode"
-    assert note in found.draft.notes
-    assert found.recipe["learner"]["ranks"] == 2
+    assert note in translation.draft.notes
+    assert translation.recipe["learner"]["ranks"] == 2
 
 
 def test_a_sourced_script_gives_its_variables_and_not_its_commands(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_sourced_script_gives_its_variables_and_not_its_commands(tmp_path: Pat
     path = tmp_path / "run.sh"
     path.write_text("source ./settings.sh now\ntrl sft --model_name_or_path $MODEL "
                     "--dataset_name d", "utf-8")  # fmt: skip
-    found = translate("trl", [str(path)])
-    assert (found.recipe["job"], found.recipe["model"]["path"]) == ("sft", "org/a")
+    translation = translate("trl", [str(path)])
+    assert (translation.recipe["job"], translation.recipe["model"]["path"]) == ("sft", "org/a")
 
 
 def test_a_script_that_sources_itself_ends(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_name", "d", "--reward_fu
 
 
 def of(*flags: str) -> Translation:
-    found = translate("trl", [*GRPO, *flags])
-    assert found.problem is None
-    return found
+    translation = translate("trl", [*GRPO, *flags])
+    assert translation.problem is None
+    return translation
 
 
-def missing(found: Translation) -> set[str]:
-    return {one.name for one in found.draft.missing}
+def missing(translation: Translation) -> set[str]:
+    return {option.name for option in translation.draft.missing}
 
 
 def test_scale_rewards_none_is_no_division_by_the_deviation_whatever_the_loss() -> None:
@@ -40,27 +40,27 @@ def test_scale_rewards_none_is_no_division_by_the_deviation_whatever_the_loss() 
 
 
 def test_cispo_bounds_the_ratio_at_one_more_than_clip_high() -> None:
-    found = of("--loss_type", "cispo", "--epsilon_high", "5.0").recipe["algorithm"]
-    assert found["clip_high"] == 4.0
-    assert "clip_low" not in found
+    algorithm = of("--loss_type", "cispo", "--epsilon_high", "5.0").recipe["algorithm"]
+    assert algorithm["clip_high"] == 4.0
+    assert "clip_low" not in algorithm
     assert missing(of("--loss_type", "cispo")) == {"epsilon_high"}  # 0.2 there, by default
 
 
 def test_a_clip_range_of_rloo_bounds_rewards() -> None:
     flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
              "accuracy_reward", "--reward_clip_range", "-2", "1"]  # fmt: skip
-    found = translate("trl", ["rloo", *flags])
-    assert found.problem is None
-    assert found.recipe["algorithm"]["reward_clip"] == [-2.0, 1.0]
+    translation = translate("trl", ["rloo", *flags])
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["reward_clip"] == [-2.0, 1.0]
 
 
 def test_thoughts_do_not_count_where_they_do_not_there() -> None:
     flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
              "accuracy_reward", "reasoning_accuracy_reward"]  # fmt: skip
-    found = translate("trl", ["grpo", *flags])
-    assert found.problem is None
-    whole, behind = found.recipe["rewards"]
-    assert (whole["type"], whole.get("after")) == ("math", None)
+    translation = translate("trl", ["grpo", *flags])
+    assert translation.problem is None
+    of_answer, behind = translation.recipe["rewards"]
+    assert (of_answer["type"], of_answer.get("after")) == ("math", None)
     assert (behind["type"], behind["after"]) == ("math", "</think>")
 
 
@@ -77,12 +77,12 @@ def test_think_format_reward_wants_one_beginning_of_thoughts_as_there() -> None:
 def test_a_missing_end_costs_what_ppo_says() -> None:
     flags = ["--sft_model_path", "m", "--dataset_name", "d", "--reward_model_path", "r",
              "--missing_eos_penalty", "1.5", "--whiten_rewards"]  # fmt: skip
-    found = translate("trl", ["ppo", *flags])
-    assert found.problem is None
-    assert found.recipe["rewards"] == [
+    translation = translate("trl", ["ppo", *flags])
+    assert translation.problem is None
+    assert translation.recipe["rewards"] == [
         {"type": "reward_model"}, {"type": "stop_properly", "penalty": -1.5},
     ]  # fmt: skip
-    assert found.recipe["algorithm"]["whiten_rewards"] is True
+    assert translation.recipe["algorithm"]["whiten_rewards"] is True
     both = translate("trl", ["ppo", *flags, "--model_name_or_path", "base"])
     assert both.recipe["model"]["path"] == "m"  # the policy starts from sft_model_path
 
@@ -98,7 +98,7 @@ def test_a_missing_end_costs_what_ppo_says() -> None:
 )
 def test_warm_up_below_one_is_a_share(flags: list[str], wanted: dict[str, float]) -> None:
     learner = of(*flags).recipe["learner"]
-    assert {key: one for key, one in learner.items() if "warmup" in key} == wanted
+    assert {key: setting for key, setting in learner.items() if "warmup" in key} == wanted
 
 
 @pytest.mark.parametrize(
@@ -111,61 +111,73 @@ def test_warm_up_below_one_is_a_share(flags: list[str], wanted: dict[str, float]
     ],
 )
 def test_adamw_in_eight_bits_has_its_key(name: str, state: str | None) -> None:
-    found = of("--optim", name)
-    assert found.problem is None
-    assert found.recipe["learner"].get("optimizer_state") == state
-    assert found.recipe["learner"].get("optimizer", "adamw") == "adamw"
+    translation = of("--optim", name)
+    assert translation.problem is None
+    assert translation.recipe["learner"].get("optimizer_state") == state
+    assert translation.recipe["learner"].get("optimizer", "adamw") == "adamw"
 
 
 def test_another_optimizer_is_missing() -> None:
-    found = of("--optim", "adafactor")
-    assert "optimizer_state" not in found.recipe["learner"]
-    assert "adafactor" in found.text
+    translation = of("--optim", "adafactor")
+    assert "optimizer_state" not in translation.recipe["learner"]
+    assert "adafactor" in translation.text
 
 
 def test_a_least_rate_is_a_share_of_the_rate() -> None:
-    found = of("--learning_rate", "1e-5", "--lr_scheduler_type", "cosine_with_min_lr",
-               "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')  # fmt: skip
-    assert found.recipe["learner"]["min_lr_ratio"] == pytest.approx(0.1)
+    translation = of("--learning_rate", "1e-5", "--lr_scheduler_type", "cosine_with_min_lr",
+                     "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')  # fmt: skip
+    assert translation.recipe["learner"]["min_lr_ratio"] == pytest.approx(0.1)
 
 
 def test_steps_below_one_are_a_share_of_the_run() -> None:
-    found = of("--save_steps", "0.1", "--eval_strategy", "steps", "--eval_steps", "0.25")
-    assert missing(found) == {"save_steps", "eval_steps"}
-    assert "save_steps" not in found.recipe["checkpoint"]
+    translation = of("--save_steps", "0.1", "--eval_strategy", "steps", "--eval_steps", "0.25")
+    assert missing(translation) == {"save_steps", "eval_steps"}
+    assert "save_steps" not in translation.recipe["checkpoint"]
 
 
 @pytest.mark.parametrize("limit", ["0", "-1"])
 def test_without_a_limit_of_checkpoints_all_are_kept(limit: str) -> None:
-    found = of("--save_total_limit", limit, "--save_steps", "50")
-    assert missing(found) == set()
-    assert found.recipe["checkpoint"]["keep_steps"] == found.recipe["checkpoint"]["save_steps"]
+    translation = of("--save_total_limit", limit, "--save_steps", "50")
+    assert missing(translation) == set()
+    assert (
+        translation.recipe["checkpoint"]["keep_steps"]
+        == translation.recipe["checkpoint"]["save_steps"]
+    )
     epochs = of("--save_total_limit", limit, "--save_strategy", "epoch")
     assert missing(epochs) == {"save_total_limit"}
     assert of("--save_total_limit", "2").recipe["checkpoint"]["max_ckpt_num"] == 2
 
 
 def test_a_checkpoint_after_each_epoch_has_its_key() -> None:
-    found = of("--save_strategy", "epoch")
-    assert found.recipe["checkpoint"]["save_epochs"] == 1
-    assert missing(found) == set()
+    translation = of("--save_strategy", "epoch")
+    assert translation.recipe["checkpoint"]["save_epochs"] == 1
+    assert missing(translation) == set()
 
 
 def test_what_is_faster_or_smaller_there_is_lost_or_has_its_key() -> None:
-    found = of("--torch_compile", "--use_liger_kernel", "--dtype", "bfloat16", "--tf32", "True",
-               "--activation_offloading", "--router_aux_loss_coef", "0.001")  # fmt: skip
-    assert found.recipe["model"]["compile"] is True
-    assert found.recipe["model"]["router_aux_loss_coef"] == 0.001
-    assert found.recipe["model"]["gradient_checkpointing"] == "offload"
-    assert missing(found) == {"use_liger_kernel", "dtype", "tf32"}
+    translation = of(
+        "--torch_compile",
+        "--use_liger_kernel",
+        "--dtype",
+        "bfloat16",
+        "--tf32",
+        "True",
+        "--activation_offloading",
+        "--router_aux_loss_coef",
+        "0.001",
+    )
+    assert translation.recipe["model"]["compile"] is True
+    assert translation.recipe["model"]["router_aux_loss_coef"] == 0.001
+    assert translation.recipe["model"]["gradient_checkpointing"] == "offload"
+    assert missing(translation) == {"use_liger_kernel", "dtype", "tf32"}
     assert missing(of("--dtype", "float32")) == set()
 
 
 def test_a_text_field_is_the_column_of_plain_text() -> None:
     flags = ["sft", "--model_name_or_path", "m", "--dataset_name", "d"]
-    found = translate("trl", [*flags, "--dataset_text_field", "body"])
-    assert found.problem is None
-    assert found.recipe["data"]["text"] == "body"
+    translation = translate("trl", [*flags, "--dataset_text_field", "body"])
+    assert translation.problem is None
+    assert translation.recipe["data"]["text"] == "body"
     unstated = translate("trl", flags).recipe["data"]
     assert not {"text", "messages", "prompt"} & unstated.keys()
 
@@ -202,8 +214,13 @@ def test_dpo_s_losses_are_named_or_weighted() -> None:
 
 
 def test_a_divergence_has_the_alpha_of_its_paper() -> None:
-    own = ("--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "0.75")
-    algorithm = algorithm_of("dpo", *own)
+    divergence_flags = (
+        "--f_divergence_type",
+        "alpha_divergence",
+        "--f_alpha_divergence_coef",
+        "0.75",
+    )
+    algorithm = algorithm_of("dpo", *divergence_flags)
     assert (algorithm["divergence"], algorithm["divergence_alpha"]) == ("alpha", 0.25)
     assert "divergence" not in algorithm_of("dpo", "--f_divergence_type", "reverse_kl")
 
@@ -238,26 +255,26 @@ def test_what_is_added_to_a_deviation_is_ten_thousandth_as_there() -> None:
 
 def test_the_logprobs_of_an_answer_of_rloo_are_summed() -> None:
     flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "f.g"]
-    found = translate("trl", ["rloo", *flags]).recipe["algorithm"]
-    assert found["constant_length"] == 1  # else each would be divided by max_completion_length
+    algorithm = translate("trl", ["rloo", *flags]).recipe["algorithm"]
+    assert algorithm["constant_length"] == 1  # else each would be divided by max_completion_length
 
 
 def test_the_weights_of_vllm_are_in_the_ratio_of_vespo() -> None:
-    found = of("--loss_type", "vespo", "--use_vllm", "true").recipe["algorithm"]
-    assert found["old_logprobs"] == "sampled"
-    assert "correction" not in found
+    algorithm = of("--loss_type", "vespo", "--use_vllm", "true").recipe["algorithm"]
+    assert algorithm["old_logprobs"] == "sampled"
+    assert "correction" not in algorithm
     assert "old_logprobs" not in of("--loss_type", "vespo").recipe["algorithm"]
 
 
-@pytest.mark.parametrize(("loss", "told"), [("grpo", True), ("dapo", False), ("vespo", False)])
-def test_means_that_differ_from_the_loss_s_are_told(loss: str, told: bool) -> None:
+@pytest.mark.parametrize(("loss", "is_noted"), [("grpo", True), ("dapo", False), ("vespo", False)])
+def test_means_that_differ_from_the_loss_s_are_told(loss: str, is_noted: bool) -> None:
     """An entropy is averaged over tokens there, and masked responses stay in a mean over them."""
     flags = ("--entropy_coef", "0.01", "--mask_truncated_completions", "true")
-    found = of("--loss_type", loss, *flags)
-    assert found.recipe["algorithm"]["entropy_coef"] == 0.01
-    comments = found.draft.comments
-    assert (("algorithm", "entropy_coef") in comments) is told
-    assert (("algorithm", "mask_truncated_completions") in comments) is told
+    translation = of("--loss_type", loss, *flags)
+    assert translation.recipe["algorithm"]["entropy_coef"] == 0.01
+    comments = translation.draft.comments
+    assert (("algorithm", "entropy_coef") in comments) is is_noted
+    assert (("algorithm", "mask_truncated_completions") in comments) is is_noted
 
 
 def test_label_smoothing_is_of_the_losses_that_read_it() -> None:
@@ -271,12 +288,12 @@ def test_label_smoothing_is_of_the_losses_that_read_it() -> None:
 
 def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:
     flags = ("--top_entropy_quantile", "0.2", "--off_policy_mask_threshold", "0.5")
-    found = of(*flags, "--beta", "0.1")
-    algorithm = found.recipe["algorithm"]
+    translation = of(*flags, "--beta", "0.1")
+    algorithm = translation.recipe["algorithm"]
     assert algorithm["top_entropy_fraction"] == 0.2
     assert algorithm["off_policy_threshold"] == 0.5
     assert algorithm["kl_corrected"] is True
-    assert "TRL's default" in found.draft.comments["algorithm", "kl_corrected"]
+    assert "TRL's default" in translation.draft.comments["algorithm", "kl_corrected"]
     off = of("--beta", "0.1", "--use_bias_correction_kl", "false")
     assert "kl_corrected" not in off.recipe["algorithm"]
     without = of("--use_bias_correction_kl", "true")  # and no KL
@@ -324,10 +341,10 @@ def test_online_dpo_counts_prompts_and_samples_two_of_each() -> None:
 
 def test_the_end_of_a_turn_is_a_policy_s_and_not_a_reward_model_s() -> None:
     words = ["--model_name_or_path", "m", "--dataset_name", "d", "--eos_token", "<|im_end|>"]
-    found = translate("trl", ["sft", *words])
-    assert found.problem is None
-    assert found.recipe["model"]["eos_token"] == "<|im_end|>"
-    assert parse_recipe(dict(found.recipe)).model.eos_token == ("<|im_end|>",)
+    translation = translate("trl", ["sft", *words])
+    assert translation.problem is None
+    assert translation.recipe["model"]["eos_token"] == "<|im_end|>"
+    assert parse_recipe(dict(translation.recipe)).model.eos_token == ("<|im_end|>",)
     judge = translate("trl", ["reward", *words])
     assert "eos_token" not in judge.recipe["model"]
     assert "eos_token" in missing(judge)
@@ -366,17 +383,19 @@ def test_float16_has_its_key(flags: tuple[str, ...], dtype: str) -> None:
 @pytest.mark.parametrize("name", ["vllm_structured_outputs_regex", "vllm_guided_decoding_regex"])
 def test_a_regex_for_vllm_is_the_rollouts(name: str) -> None:
     flags = [f"--{name}", r"\d{1,3}", "--vllm_importance_sampling_mode", "token_mask"]
-    found = of("--use_vllm", "true", *flags)
-    assert found.recipe["rollout"]["regex"] == r"\d{1,3}"
-    assert found.recipe["algorithm"]["correction"] == "icepop"
-    assert found.recipe["algorithm"]["correction_with_filters"] is True  # its ratio is the same
+    translation = of("--use_vllm", "true", *flags)
+    assert translation.recipe["rollout"]["regex"] == r"\d{1,3}"
+    assert translation.recipe["algorithm"]["correction"] == "icepop"
+    assert (
+        translation.recipe["algorithm"]["correction_with_filters"] is True
+    )  # its ratio is the same
     assert missing(of(*flags)) >= {name}  # without vLLM it does nothing there
 
 
 def test_a_bound_of_the_prompt_alone_is_missing_where_answers_are_given() -> None:
-    found = translate("trl", ["dpo", "--model_name_or_path", "m", "--dataset_name", "d",
-                              "--max_prompt_length", "128"])  # fmt: skip
-    (lost,) = (one for one in found.draft.missing if one.name == "max_prompt_length")
+    translation = translate("trl", ["dpo", "--model_name_or_path", "m", "--dataset_name", "d",
+                                    "--max_prompt_length", "128"])  # fmt: skip
+    (lost,) = (option for option in translation.draft.missing if option.name == "max_prompt_length")
     assert lost.why == "data.max_len bounds prompt and answer together"
 
 
@@ -386,9 +405,9 @@ def test_tokens_and_rows_that_a_loss_reads_only_there_are_told() -> None:
     assert "there all tokens" in translate("trl", ["sft", *words]).draft.comments[place]
     alike = translate("trl", ["sft", *words, "--assistant_only_loss", "true"])
     assert place not in alike.draft.comments
-    whole = translate("trl", ["sft", *words, "--completion_only_loss", "false"])
-    assert place not in whole.draft.comments
-    assert (whole.recipe["data"]["loss_turns"], missing(whole)) == ("everything", set())
+    all_tokens = translate("trl", ["sft", *words, "--completion_only_loss", "false"])
+    assert place not in all_tokens.draft.comments
+    assert (all_tokens.recipe["data"]["loss_turns"], missing(all_tokens)) == ("everything", set())
     assert "column margin" in translate("trl", ["reward", *words]).draft.comments[place]
 
 
@@ -402,8 +421,8 @@ def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "told"), [("gold", "teacher.align"), ("prm", "process_reward")]
+    ("program", "message"), [("gold", "teacher.align"), ("prm", "process_reward")]
 )
-def test_a_trainer_without_a_recipe_says_what_to_write(program: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_trainer_without_a_recipe_says_what_to_write(program: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         translate("trl", [program, "--model_name_or_path", "m"])

@@ -50,11 +50,11 @@ def rows(program: Any, dataset: str, more: str = "") -> Any:
     ],
 )  # fmt: skip
 def test_rows_have_the_keys_of_data(program: Any, dataset: str, wanted: dict[str, Any]) -> None:
-    found = rows(program, dataset)
-    data = found.recipe["data"]
+    translation = rows(program, dataset)
+    data = translation.recipe["data"]
     assert {key: data[key] for key in data if key not in ("max_len", "on_too_long")} == wanted
-    assert found.problem is None
-    assert lost(found) == {}
+    assert translation.problem is None
+    assert lost(translation) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_rows_have_the_keys_of_data(program: Any, dataset: str, wanted: dict[str
     ],
 )  # fmt: skip
 def test_what_has_no_key_is_told_with_its_line(program: Any, dataset: str, name: str) -> None:
-    found = rows(program, dataset)
-    assert lost(found).keys() == {name}
-    assert found.recipe["data"]["path"] == "d"
+    translation = rows(program, dataset)
+    assert lost(translation).keys() == {name}
+    assert translation.recipe["data"]["path"] == "d"
 
 
 def test_a_comment_says_what_has_to_be_written(program: Any) -> None:
-    found = rows(program, "load_dataset('d').filter(keep).select(range(9)).map(change)")
-    comments = found.draft.comments
+    translation = rows(program, "load_dataset('d').filter(keep).select(range(9)).map(change)")
+    comments = translation.draft.comments
     assert comments["data", "filter"].startswith("write it from line 4, load_dataset")
     assert "returns the whole row here" in comments["data", "map"]
     assert comments["data", "limit"] == "line 4: the first rows; there behind the filter"
@@ -88,21 +88,21 @@ def test_a_comment_says_what_has_to_be_written(program: Any) -> None:
 
 def test_rows_that_the_program_makes_are_to_be_written_into_a_file(program: Any) -> None:
     for dataset in ("Dataset.from_list([{'a': 1}])", "Dataset.from_dict(d).map(change)"):
-        found = rows(program, dataset)
-        assert "write them into a JSONL file" in lost(found)["train_dataset"][1]
-        assert found.problem is not None
+        translation = rows(program, dataset)
+        assert "write them into a JSONL file" in lost(translation)["train_dataset"][1]
+        assert translation.problem is not None
     unknown = rows(program, "build()")
     assert "where its rows are is not known" in lost(unknown)["train_dataset"][1]
 
 
 def test_several_datasets_are_sets(program: Any) -> None:
-    found = rows(
+    translation = rows(
         program, "concatenate_datasets([load_dataset('a').map(change), load_dataset('b')])"
     )
-    assert found.recipe["data"]["sets"] == [
+    assert translation.recipe["data"]["sets"] == [
         {"path": "a", "map": "my_rows:change"}, {"path": "b"},
     ]  # fmt: skip
-    assert "line 4" in found.draft.comments["data", "sets", 0, "map"]
+    assert "line 4" in translation.draft.comments["data", "sets", 0, "map"]
     mixed = "interleave_datasets([load_dataset('a'), load_dataset('b')], probabilities=[0.7, 0.3])"
     assert lost(rows(program, mixed))["probabilities"][0] == [0.7, 0.3]
 
@@ -130,9 +130,9 @@ def evaluated(program: Any, train: str, held_out: str, config: str = "") -> Any:
 def test_rows_to_evaluate_on_are_those_of_the_trainer(
     program: Any, train: str, held_out: str, wanted: dict[str, Any]
 ) -> None:
-    found = evaluated(program, train, held_out)
-    assert found.problem is None
-    evaluation = found.recipe["eval"]
+    translation = evaluated(program, train, held_out)
+    assert translation.problem is None
+    evaluation = translation.recipe["eval"]
     assert evaluation.pop("every") == 5
     evaluation.pop("on_too_long")
     assert evaluation == wanted
@@ -140,10 +140,10 @@ def test_rows_to_evaluate_on_are_those_of_the_trainer(
 
 def test_halves_of_a_dataset_are_a_fraction_to_evaluate_on(program: Any) -> None:
     halves = "load_dataset('d').train_test_split(test_size=0.1, seed=1)"
-    found = evaluated(program, f"{halves}['train']", f"{halves}['test']")
-    assert found.problem is None
-    assert found.recipe["data"]["eval_fraction"] == 0.1
-    assert "split" not in found.recipe["eval"]
+    translation = evaluated(program, f"{halves}['train']", f"{halves}['test']")
+    assert translation.problem is None
+    assert translation.recipe["data"]["eval_fraction"] == 0.1
+    assert "split" not in translation.recipe["eval"]
 
 
 def test_nothing_is_evaluated_where_the_rows_or_the_strategy_do_not_say(program: Any) -> None:

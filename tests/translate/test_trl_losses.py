@@ -9,18 +9,20 @@ from postgrad.translate.translate import Translation, translate
 
 def of(program: str, *flags: str) -> Translation:
     """The translation of a run, whose recipe has to be whole."""
-    found = translate("trl", [program, "--model_name_or_path", "m", "--dataset_name", "d", *flags])
-    assert found.problem is None
-    return found
+    translation = translate(
+        "trl", [program, "--model_name_or_path", "m", "--dataset_name", "d", *flags]
+    )
+    assert translation.problem is None
+    return translation
 
 
-def why(found: Translation, name: str) -> str:
+def why(translation: Translation, name: str) -> str:
     """What is said of a lost option; "" where it is not lost."""
-    return next((one.why for one in found.draft.missing if one.name == name), "")
+    return next((option.why for option in translation.draft.missing if option.name == name), "")
 
 
-def comment(found: Translation, key: str) -> str:
-    return found.draft.comments.get(("algorithm", key), "")
+def comment(translation: Translation, key: str) -> str:
+    return translation.draft.comments.get(("algorithm", key), "")
 
 
 @pytest.mark.parametrize(
@@ -44,35 +46,35 @@ def comment(found: Translation, key: str) -> str:
 def test_an_option_that_a_loss_does_not_read_is_not_in_its_recipe(
     flags: list[str], settings: dict[str, Any]
 ) -> None:
-    found = of("dpo", *flags)
-    assert found.recipe["algorithm"] == {"type": "dpo", **settings}
-    assert found.draft.missing == []
+    translation = of("dpo", *flags)
+    assert translation.recipe["algorithm"] == {"type": "dpo", **settings}
+    assert translation.draft.missing == []
 
 
 @pytest.mark.parametrize("loss", ["nca_pair", "bco_pair", "sppo_hard", "ipo", "apo_down"])
 def test_a_divergence_beside_a_loss_that_has_none_here_is_lost(loss: str) -> None:
-    found = of("dpo", "--f_divergence_type", "js_divergence", "--loss_type", loss)
-    assert f"{loss} has reverse_kl here" in why(found, "f_divergence_type")
-    assert "divergence" not in found.recipe["algorithm"]
+    translation = of("dpo", "--f_divergence_type", "js_divergence", "--loss_type", loss)
+    assert f"{loss} has reverse_kl here" in why(translation, "f_divergence_type")
+    assert "divergence" not in translation.recipe["algorithm"]
 
 
 def test_weights_of_pairs_are_no_setting_of_ipo() -> None:
-    found = of("dpo", "--use_weighting", "true", "--loss_type", "ipo")
-    assert found.recipe["algorithm"] == {"type": "ipo"}
-    assert "ipo is none" in why(found, "use_weighting")
+    translation = of("dpo", "--use_weighting", "true", "--loss_type", "ipo")
+    assert translation.recipe["algorithm"] == {"type": "ipo"}
+    assert "ipo is none" in why(translation, "use_weighting")
     assert "there without a bound" in comment(of("dpo", "--use_weighting", "true"), "type")
 
 
 def test_the_weight_of_ipo_is_lost_and_its_nll_keeps_its_share() -> None:
-    found = of("dpo", "--loss_type", "ipo", "sft", "--loss_weights", "0.5", "0.25")
-    assert found.recipe["algorithm"] == {"type": "ipo", "nll_coef": 0.5}
-    assert "weight 1 here" in why(found, "loss_weights")
+    translation = of("dpo", "--loss_type", "ipo", "sft", "--loss_weights", "0.5", "0.25")
+    assert translation.recipe["algorithm"] == {"type": "ipo", "nll_coef": 0.5}
+    assert "weight 1 here" in why(translation, "loss_weights")
 
 
 def test_sorted_pairs_can_have_an_nll() -> None:
-    found = of("dpo", "--loss_type", "aot_unpaired", "sft")
-    assert found.recipe["algorithm"] == {"type": "aot", "paired": False, "nll_coef": 1.0}
-    assert "there those of a micro-batch" in comment(found, "type")
+    translation = of("dpo", "--loss_type", "aot_unpaired", "sft")
+    assert translation.recipe["algorithm"] == {"type": "aot", "paired": False, "nll_coef": 1.0}
+    assert "there those of a micro-batch" in comment(translation, "type")
 
 
 def test_sft_alone_is_no_preference() -> None:
@@ -91,9 +93,9 @@ def test_simpo_and_alphapo_of_cpo_are_one_algorithm() -> None:
     assert of("cpo", *smoothed).recipe["algorithm"] == {
         "type": "simpo", "beta": 0.1, "gamma": 0.5, "label_smoothing": 0.1, "nll_coef": 0.0,
     }  # fmt: skip
-    found = of("cpo", "--loss_type", "alphapo", "--alpha", "0.2")
-    assert found.recipe["algorithm"]["nll_coef"] == 0.0
-    assert "AlphaPO" in why(found, "alpha")
+    translation = of("cpo", "--loss_type", "alphapo", "--alpha", "0.2")
+    assert translation.recipe["algorithm"]["nll_coef"] == 0.0
+    assert "AlphaPO" in why(translation, "alpha")
     assert why(of("cpo", "--loss_type", "alphapo"), "alpha") == ""  # 0: rewards are logprobs
 
 
@@ -105,9 +107,12 @@ def test_what_is_a_mean_over_something_else_there_is_told() -> None:
 
 
 def test_an_option_of_another_trainer_is_lost_and_in_no_recipe() -> None:
-    found = of("kto", "--label_smoothing", "0.1", "--use_weighting", "true")
-    assert found.recipe["algorithm"] == {"type": "kto"}
-    assert {one.name for one in found.draft.missing} == {"label_smoothing", "use_weighting"}
+    translation = of("kto", "--label_smoothing", "0.1", "--use_weighting", "true")
+    assert translation.recipe["algorithm"] == {"type": "kto"}
+    assert {option.name for option in translation.draft.missing} == {
+        "label_smoothing",
+        "use_weighting",
+    }
 
 
 TAUGHT = ("--teacher_model_name_or_path", "t")
@@ -129,9 +134,19 @@ def test_beta_of_distillation_names_its_divergence(
 
 
 def test_a_student_of_distillation_answers_every_row_itself_at_the_losses_temperature() -> None:
-    found = of("distillation", *TAUGHT, "--temperature", "0.8", "--max_completion_length", "300",
-               "--teacher_model_revision", "v2", "--use_vllm", "true")  # fmt: skip
-    recipe = found.recipe
+    translation = of(
+        "distillation",
+        *TAUGHT,
+        "--temperature",
+        "0.8",
+        "--max_completion_length",
+        "300",
+        "--teacher_model_revision",
+        "v2",
+        "--use_vllm",
+        "true",
+    )
+    recipe = translation.recipe
     assert recipe["job"] == "sft"
     assert recipe["algorithm"] == {"type": "distillation", "divergence": "reverse_kl",
                                    "temperature": 0.8, "on_policy": 1.0}  # fmt: skip
@@ -139,14 +154,18 @@ def test_a_student_of_distillation_answers_every_row_itself_at_the_losses_temper
     assert recipe["rollout"] == {"type": "vllm", "temperature": 0.8, "max_new_tokens": 300,
                                  "vllm": {"memory_fraction": 0.3}}  # fmt: skip
     assert recipe["learner"]["lr"] == 1e-6
-    assert not found.draft.missing
+    assert not translation.draft.missing
 
 
 def test_a_student_of_gkd_answers_some_rows_and_its_loss_is_at_temperature_1() -> None:
-    found = of("gkd", *TAUGHT)
-    assert found.recipe["algorithm"] == {"type": "distillation", "divergence": "jsd", "beta": 0.5,
-                                         "on_policy": 0.5}  # fmt: skip
-    assert found.recipe["rollout"] == {"max_new_tokens": 128, "temperature": 0.9}
+    translation = of("gkd", *TAUGHT)
+    assert translation.recipe["algorithm"] == {
+        "type": "distillation",
+        "divergence": "jsd",
+        "beta": 0.5,
+        "on_policy": 0.5,
+    }
+    assert translation.recipe["rollout"] == {"max_new_tokens": 128, "temperature": 0.9}
     alone = of("gkd", *TAUGHT, "--lmbda", "0", "--seq_kd", "true")
     assert "rollout" not in alone.recipe
     assert why(alone, "seq_kd").startswith("the teacher writes no rows")

@@ -23,9 +23,9 @@ __all__ = ["program"]
     ],
 )
 def test_a_model_has_the_name_that_it_is_loaded_from(program: Any, model: str) -> None:
-    found = program(f"SFTTrainer(model={model}, {ROWS})")
-    assert found.problem is None
-    assert found.recipe["model"]["path"] == "m"
+    translation = program(f"SFTTrainer(model={model}, {ROWS})")
+    assert translation.problem is None
+    assert translation.recipe["model"]["path"] == "m"
 
 
 def test_what_a_model_is_loaded_with_is_flags(program: Any) -> None:
@@ -34,12 +34,12 @@ def test_what_a_model_is_loaded_with_is_flags(program: Any) -> None:
         "trust_remote_code=False, cache_dir='c', variant='fp16', quantization_config="
         "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4'))"
     )
-    found = program(
+    translation = program(
         f"import torch\nSFTTrainer(AutoModelForCausalLM.{load}, peft_config=LoraConfig(), {ROWS})"
     )
-    assert found.recipe["model"]["revision"] == "v2"
-    assert found.recipe["model"]["quantize"] == "4bit"
-    assert lost(found).keys() == {"dtype", "attn_implementation", "variant"}
+    assert translation.recipe["model"]["revision"] == "v2"
+    assert translation.recipe["model"]["quantize"] == "4bit"
+    assert lost(translation).keys() == {"dtype", "attn_implementation", "variant"}
 
 
 def test_weights_in_four_bits_need_an_adapter(program: Any) -> None:
@@ -67,26 +67,28 @@ def test_an_adapter_has_the_defaults_of_its_library(program: Any) -> None:
     }  # fmt: skip
     assert lost(more).keys() == {"layers_pattern", "lora_alpha_pattern", "lora_init"}
     for init, here in (("'pissa_niter_8'", {"init": "pissa_niter_8"}), ("True", {})):
-        made = program(f"SFTTrainer('m', {ROWS}, peft_config=LoraConfig(init_lora_weights={init}))")
-        assert made.recipe["model"]["lora"] == {"rank": 8, "alpha": 8, **here}
-        assert not lost(made)
+        translation = program(
+            f"SFTTrainer('m', {ROWS}, peft_config=LoraConfig(init_lora_weights={init}))"
+        )
+        assert translation.recipe["model"]["lora"] == {"rank": 8, "alpha": 8, **here}
+        assert not lost(translation)
     other = program(f"SFTTrainer('m', {ROWS}, peft_config=PromptTuningConfig())")
     assert "one kind of adapter" in lost(other)["peft_config"][1]
     assert "lora" not in other.recipe["model"]
 
 
 def test_unsloth_s_adapter_is_on_all_layers_in_four_bits(program: Any) -> None:
-    found = program(
+    translation = program(
         "model, tok = FastLanguageModel.from_pretrained('unsloth/x-bnb-4bit', max_seq_length=99)\n"
         "model = FastLanguageModel.get_peft_model(model, use_gradient_checkpointing=False)\n"
         f"SFTTrainer(model, tokenizer=tok, {ROWS})".replace("Fast", "unsloth.Fast")
     )
-    assert found.recipe["model"]["lora"] == {"rank": 16, "alpha": 16}
-    assert ("model", "lora", "rank") not in found.draft.comments
-    assert found.recipe["model"]["quantize"] == "4bit"
-    assert found.recipe["model"]["gradient_checkpointing"] is False
-    assert found.recipe["data"]["max_len"] == 99
-    assert "stored in four bits" in lost(found)["model"][1]
+    assert translation.recipe["model"]["lora"] == {"rank": 16, "alpha": 16}
+    assert ("model", "lora", "rank") not in translation.draft.comments
+    assert translation.recipe["model"]["quantize"] == "4bit"
+    assert translation.recipe["model"]["gradient_checkpointing"] is False
+    assert translation.recipe["data"]["max_len"] == 99
+    assert "stored in four bits" in lost(translation)["model"][1]
     other = program(
         "model, tok = unsloth.FastLanguageModel.from_pretrained('m', max_seq_length=longest())\n"
         f"SFTTrainer(model, {ROWS})"
@@ -117,8 +119,8 @@ def test_a_reference_is_a_model_of_its_own_only_where_it_differs(program: Any) -
 
 def test_a_tokenizer_is_the_model_s_own_or_lost(program: Any) -> None:
     load = "tok = AutoTokenizer.from_pretrained({!r})\ntok.pad_token = tok.eos_token\n"
-    own = program(load.format("m") + f"SFTTrainer('m', processing_class=tok, {ROWS})")
-    assert lost(own) == {}
+    own_tokenizer = program(load.format("m") + f"SFTTrainer('m', processing_class=tok, {ROWS})")
+    assert lost(own_tokenizer) == {}
     other = program(load.format("t") + f"SFTTrainer('m', processing_class=tok, {ROWS})")
     assert lost(other)["processing_class"][0] == "t"
     named = program(
@@ -171,30 +173,30 @@ def test_a_function_of_reward_is_a_verifier_or_yours(
     program: Any, function: str, reward: dict[str, Any]
 ) -> None:
     text = REWARDS.replace("FUNCTIONS", f"[{function}]").replace("WEIGHTS", "None")
-    found = program(text)
-    assert found.recipe["rewards"] == [reward]
-    assert lost(found) == {}
+    translation = program(text)
+    assert translation.recipe["rewards"] == [reward]
+    assert lost(translation) == {}
 
 
 def test_a_function_of_the_program_hides_that_of_trl(program: Any) -> None:
-    found = program(
+    translation = program(
         "def accuracy_reward(completions, **kwargs): ...\n"
         "GRPOTrainer('m', accuracy_reward, train_dataset=load_dataset('d'))"
     )
-    assert found.recipe["rewards"] == [{"type": "my_rewards:accuracy_reward"}]
+    assert translation.recipe["rewards"] == [{"type": "my_rewards:accuracy_reward"}]
 
 
 def test_reward_models_stand_first_with_their_weights(program: Any) -> None:
     text = REWARDS.replace(
         "FUNCTIONS", "[short, 'org/rm', other(), AutoModel.from_pretrained('b')]"
     )
-    found = program(text.replace("WEIGHTS", "[0.5, 2.0, 1.0, 1.0]"))
-    assert found.recipe["reward_model"]["model"]["path"] == "org/rm"
-    assert found.recipe["rewards"] == [
+    translation = program(text.replace("WEIGHTS", "[0.5, 2.0, 1.0, 1.0]"))
+    assert translation.recipe["reward_model"]["model"]["path"] == "org/rm"
+    assert translation.recipe["rewards"] == [
         {"type": "reward_model", "weight": 2.0}, {"type": "my_rewards:short", "weight": 0.5},
         {"type": "my_rewards:other"},
     ]  # fmt: skip
-    assert lost(found)["reward_funcs"][1].endswith("a run has one reward model")
+    assert lost(translation)["reward_funcs"][1].endswith("a run has one reward model")
 
 
 def test_an_unknown_function_of_reward_is_told(program: Any) -> None:

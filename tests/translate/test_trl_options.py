@@ -52,11 +52,11 @@ def test_every_option_of_the_installed_trl_is_known(program: str) -> None:
     for name, value in options(program).items():
         if isinstance(value, list | dict):
             continue
-        found = translate(
+        translation = translate(
             "trl", [*words, *stated, f"--{name}", "1" if value is None else str(value)]
         )
-        unknown += [one.name for one in found.draft.missing
-                    if one.name == name and one.why.startswith("not an option")]  # fmt: skip
+        unknown += [option.name for option in translation.draft.missing
+                    if option.name == name and option.why.startswith("not an option")]  # fmt: skip
     assert unknown == []
 
 

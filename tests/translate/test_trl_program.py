@@ -42,11 +42,13 @@ def lost(translation: Translation) -> dict[str, tuple[Any, str]]:
     ],
 )  # fmt: skip
 def test_each_trainer_is_a_job(program: Any, trainer: str, job: str, algorithm: str) -> None:
-    found = program(f"from trl import *\n{trainer}('m', train_dataset=load_dataset('org/rows'))")
-    assert found.problem is None
-    assert (found.recipe["job"], found.recipe["algorithm"]["type"]) == (job, algorithm)
-    assert found.recipe["model"]["path"] == "m"
-    assert found.recipe["data"]["path"] == "org/rows"
+    translation = program(
+        f"from trl import *\n{trainer}('m', train_dataset=load_dataset('org/rows'))"
+    )
+    assert translation.problem is None
+    assert (translation.recipe["job"], translation.recipe["algorithm"]["type"]) == (job, algorithm)
+    assert translation.recipe["model"]["path"] == "m"
+    assert translation.recipe["data"]["path"] == "org/rows"
 
 
 @pytest.mark.parametrize("trainer", ["DistillationTrainer", "GKDTrainer"])
@@ -54,9 +56,9 @@ def test_a_teacher_is_read_by_its_name_or_its_model(program: Any, trainer: str) 
     rows = "train_dataset=load_dataset('d')"
     named = program(f"{trainer}('m', teacher_model='t', {rows})")
     placed = program(f"{trainer}('m', AutoModelForCausalLM.from_pretrained('t'), {rows})")
-    for found in (named, placed):
-        assert found.problem is None
-        assert found.recipe["teacher"]["model"]["path"] == "t"
+    for translation in (named, placed):
+        assert translation.problem is None
+        assert translation.recipe["teacher"]["model"]["path"] == "t"
 
 
 def test_arguments_by_position_are_the_trainer_s(program: Any) -> None:
@@ -79,26 +81,31 @@ def test_fields_of_a_config_are_flags_of_the_same_name(program: Any) -> None:
         "args = TrainingArguments(save_strategy=IntervalStrategy.EPOCH, warmup_ratio=0.1, "
         "optim='adamw_8bit', model_init_kwargs={'dtype': torch.float32, 'revision': 'v1'})\n"
     )
-    found = program(text + SFT.format("args=args, max_seq_length=77, dataset_text_field='body'"))
-    assert found.recipe["checkpoint"]["save_epochs"] == 1
-    assert found.recipe["learner"]["warmup_ratio"] == 0.1
-    assert found.recipe["learner"]["optimizer_state"] == "8bit"
-    assert found.recipe["model"]["revision"] == "v1"
-    assert (found.recipe["data"]["max_len"], found.recipe["data"]["text"]) == (77, "body")
-    assert lost(found) == {}
+    translation = program(
+        text + SFT.format("args=args, max_seq_length=77, dataset_text_field='body'")
+    )
+    assert translation.recipe["checkpoint"]["save_epochs"] == 1
+    assert translation.recipe["learner"]["warmup_ratio"] == 0.1
+    assert translation.recipe["learner"]["optimizer_state"] == "8bit"
+    assert translation.recipe["model"]["revision"] == "v1"
+    assert (translation.recipe["data"]["max_len"], translation.recipe["data"]["text"]) == (
+        77,
+        "body",
+    )
+    assert lost(translation) == {}
 
 
 def test_what_only_a_run_would_give_is_listed_with_its_line_and_not_guessed(program: Any) -> None:
     text = "args = SFTConfig(learning_rate=best(), max_steps=5,\n  **extra)\n"
-    found = program(text + SFT.format("args=args, callbacks=[Stopper()], compute_metrics=f"))
-    assert lost(found)["learning_rate"][0] == "best()"
-    assert lost(found)["learning_rate"][1].startswith("line 1: only a run of the program")
-    assert lost(found)["**"] == ("extra", "line 2: options that the text does not give")
-    assert lost(found)["callbacks"][0] == "Stopper()"
-    assert lost(found)["compute_metrics"][1].startswith("line 3: ")
-    assert "lr" in found.text
-    assert "learning_rate best(): line 1: only a run" in found.text
-    assert found.recipe["steps"] == 5
+    translation = program(text + SFT.format("args=args, callbacks=[Stopper()], compute_metrics=f"))
+    assert lost(translation)["learning_rate"][0] == "best()"
+    assert lost(translation)["learning_rate"][1].startswith("line 1: only a run of the program")
+    assert lost(translation)["**"] == ("extra", "line 2: options that the text does not give")
+    assert lost(translation)["callbacks"][0] == "Stopper()"
+    assert lost(translation)["compute_metrics"][1].startswith("line 3: ")
+    assert "lr" in translation.text
+    assert "learning_rate best(): line 1: only a run" in translation.text
+    assert translation.recipe["steps"] == 5
 
 
 def test_json_lists_what_a_program_loses(
@@ -118,15 +125,17 @@ def test_json_lists_what_a_program_loses(
 def test_a_name_of_another_module_is_no_value(program: Any) -> None:
     text = "import config\nfrom settings import LR\n"
     options = "output_dir=config.OUTPUT_DIR, learning_rate=LR, lr_scheduler_type=config.cosine"
-    found = program(text + SFT.format(f"args=SFTConfig({options})"))
-    assert lost(found).keys() == {"output_dir", "learning_rate", "lr_scheduler_type"}
-    assert lost(found)["output_dir"][0] == "config.OUTPUT_DIR"
-    assert found.recipe["run_dir"] == "runs/sft"
+    translation = program(text + SFT.format(f"args=SFTConfig({options})"))
+    assert lost(translation).keys() == {"output_dir", "learning_rate", "lr_scheduler_type"}
+    assert lost(translation)["output_dir"][0] == "config.OUTPUT_DIR"
+    assert translation.recipe["run_dir"] == "runs/sft"
 
 
 def test_an_option_that_no_run_needs_is_not_lost_where_it_cannot_be_read(program: Any) -> None:
-    found = program(SFT.format("args=SFTConfig(run_name=f'run-{now()}', logging_steps=steps())"))
-    assert lost(found) == {}
+    translation = program(
+        SFT.format("args=SFTConfig(run_name=f'run-{now()}', logging_steps=steps())")
+    )
+    assert lost(translation) == {}
 
 
 def test_arguments_of_transformers_have_its_defaults(program: Any) -> None:
@@ -149,10 +158,10 @@ def test_defaults_that_unsloth_changes_are_told(program: Any) -> None:
 
 
 def test_no_row_is_cut_where_the_config_says_so(program: Any) -> None:
-    found = program(SFT.format("args=SFTConfig(max_length=None)"))
-    assert found.problem is None
-    assert found.recipe["data"]["max_len"] == 4096
-    assert "on_too_long" not in found.recipe["data"]
+    translation = program(SFT.format("args=SFTConfig(max_length=None)"))
+    assert translation.problem is None
+    assert translation.recipe["data"]["max_len"] == 4096
+    assert "on_too_long" not in translation.recipe["data"]
 
 
 def test_several_trainers_are_several_commands(program: Any) -> None:
@@ -174,11 +183,11 @@ def test_a_class_made_from_a_trainer_or_a_config_counts_as_it(program: Any) -> N
         "    learning_rate: float = 3e-6\n    mine: int = 1\n"
         "Mine('m', f, args=Args(beta=0.5), train_dataset=load_dataset('d'))"
     )
-    found = program(text)
-    assert found.recipe["learner"]["lr"] == 3e-6
-    assert found.recipe["algorithm"]["kl_coef"] == 0.5
-    assert lost(found)["trainer"][0] == "Mine"
-    assert "not an option" in lost(found)["mine"][1]
+    translation = program(text)
+    assert translation.recipe["learner"]["lr"] == 3e-6
+    assert translation.recipe["algorithm"]["kl_coef"] == 0.5
+    assert lost(translation)["trainer"][0] == "Mine"
+    assert "not an option" in lost(translation)["mine"][1]
 
 
 def test_what_happens_to_the_trainer_later_counts_too(program: Any) -> None:
@@ -188,45 +197,48 @@ def test_what_happens_to_the_trainer_later_counts_too(program: Any) -> None:
         "trainer = train_on_responses_only(trainer, instruction_part='a', response_part='b')\n"
         "trainer.train(resume_from_checkpoint=True)\n"
     )
-    found = program(text)
-    assert lost(found)["callbacks"][0] == "EarlyStoppingCallback(3)"
-    assert found.recipe["checkpoint"]["load_checkpoint"] is True
-    assert ("algorithm", "type") not in found.draft.comments  # there too answers alone are trained
+    translation = program(text)
+    assert lost(translation)["callbacks"][0] == "EarlyStoppingCallback(3)"
+    assert translation.recipe["checkpoint"]["load_checkpoint"] is True
+    assert (
+        "algorithm",
+        "type",
+    ) not in translation.draft.comments  # there too answers alone are trained
 
 
 def test_answers_alone_are_trained_on_where_rows_are_one_text(program: Any) -> None:
     text = SFT.format("args=SFTConfig(dataset_text_field='text')")
     assert program(text).recipe["data"]["text"] == "text"
-    found = program(f"trainer = {text}\ntrain_on_responses_only(trainer)")
-    assert "text" not in found.recipe["data"]
-    assert "data.map return messages" in lost(found)["dataset_text_field"][1]
+    translation = program(f"trainer = {text}\ntrain_on_responses_only(trainer)")
+    assert "text" not in translation.recipe["data"]
+    assert "data.map return messages" in lost(translation)["dataset_text_field"][1]
 
 
 def test_a_program_that_loads_a_model_for_images_has_images(program: Any) -> None:
     load = "model, tok = FastVisionModel.from_pretrained('Qwen/Qwen3.5-4B')\n"
-    found = program(load + SFT.format("").replace("'m'", "model"))
-    assert found.recipe["data"]["images"] == "images"
-    assert "freeze" not in found.recipe["model"]
+    translation = program(load + SFT.format("").replace("'m'", "model"))
+    assert translation.recipe["data"]["images"] == "images"
+    assert "freeze" not in translation.recipe["model"]
     with pytest.raises(UsageError, match=r"FastVisionModel.*: this run needs images"):
         program(load.replace("Qwen3.5", "Qwen2-VL") + SFT.format("").replace("'m'", "model"))
 
 
 def test_a_world_for_an_agent_is_named_as_lost(program: Any) -> None:
-    found = program(
+    translation = program(
         "class World: ...\nGRPOTrainer('m', accuracy_reward, train_dataset=load_dataset('d'), "
         "tools=[f], environment_factory=World, rollout_func=g)"
     )
-    assert {"tools", "environment_factory", "rollout_func"} <= lost(found).keys()
-    assert "docs/environments.md" in lost(found)["tools"][1]
-    assert found.problem is None
+    assert {"tools", "environment_factory", "rollout_func"} <= lost(translation).keys()
+    assert "docs/environments.md" in lost(translation)["tools"][1]
+    assert translation.problem is None
 
 
 def test_words_behind_a_program_win(program: Any) -> None:
     text = SFT.format("args=SFTConfig(learning_rate=1e-5, num_train_epochs=2)")
-    found = program(text, "--learning_rate", "3e-5", "--dataset_name", "other")
-    assert found.recipe["learner"]["lr"] == 3e-5
-    assert found.recipe["epochs"] == 2
-    assert found.recipe["data"]["path"] == "other"
+    translation = program(text, "--learning_rate", "3e-5", "--dataset_name", "other")
+    assert translation.recipe["learner"]["lr"] == 3e-5
+    assert translation.recipe["epochs"] == 2
+    assert translation.recipe["data"]["path"] == "other"
 
 
 def test_variables_before_a_program_are_set_when_it_begins(tmp_path: Path) -> None:
@@ -259,22 +271,22 @@ SFTTrainer(
 def test_a_program_whose_settings_are_flags_wants_them_behind_it(program: Any) -> None:
     with pytest.raises(UsageError, match=r"come from the command line \(line 3\): put the flags"):
         program(PARSED)
-    found = program(PARSED, "--model_name_or_path", "m", "--use_peft", "--lora_r", "4")
-    assert found.problem is None
-    assert found.recipe["model"]["path"] == "m"
-    assert found.recipe["model"]["lora"]["rank"] == 4
-    assert found.recipe["data"] == {
+    translation = program(PARSED, "--model_name_or_path", "m", "--use_peft", "--lora_r", "4")
+    assert translation.problem is None
+    assert translation.recipe["model"]["path"] == "m"
+    assert translation.recipe["model"]["lora"]["rank"] == 4
+    assert translation.recipe["data"] == {
         "path": "org/rows", "split": "train", "map": "my_rows:row", "max_len": 1024,
         "on_too_long": "truncate",
     }  # fmt: skip
-    assert lost(found) == {}
+    assert lost(translation) == {}
 
 
 def test_a_config_file_behind_a_program_is_read(program: Any, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("model_name_or_path: m\nlearning_rate: 7e-6\n", "utf-8")
-    found = program(PARSED, "--config", "a.yaml")
-    assert found.recipe["model"]["path"] == "m"
-    assert found.recipe["learner"]["lr"] == 7e-6
+    translation = program(PARSED, "--config", "a.yaml")
+    assert translation.recipe["model"]["path"] == "m"
+    assert translation.recipe["learner"]["lr"] == 7e-6
 
 
 def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
@@ -282,10 +294,10 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "sft_vlm.py").write_text(PARSED, "utf-8")
     path = str(folder / "sft_vlm.py")
-    found = translate("trl", [path, "--model_name_or_path", "Qwen/Qwen2.5-VL-3B-Instruct",
-                              "--dataset_name", "d"])  # fmt: skip
-    assert found.recipe["data"]["path"] == "d"
-    assert "map" not in found.recipe["data"]
+    translation = translate("trl", [path, "--model_name_or_path", "Qwen/Qwen2.5-VL-3B-Instruct",
+                                    "--dataset_name", "d"])  # fmt: skip
+    assert translation.recipe["data"]["path"] == "d"
+    assert "map" not in translation.recipe["data"]
     with pytest.raises(UsageError, match="put the flags behind"):
         translate("trl", [path])
     (folder / "prm.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
@@ -296,8 +308,8 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
 def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "sft.py").write_text(SFT.format("args=SFTConfig(max_steps=5)"), "utf-8")
-    own = translate("trl", [str(tmp_path / "scripts" / "sft.py"), "--seed", "3"])
-    assert (own.recipe["steps"], own.recipe["seed"]) == (5, 3)
+    own_program = translate("trl", [str(tmp_path / "scripts" / "sft.py"), "--seed", "3"])
+    assert (own_program.recipe["steps"], own_program.recipe["seed"]) == (5, 3)
     (tmp_path / "run.sh").write_text("python scripts/sft.py --seed 4", "utf-8")
     started = translate("trl", [str(tmp_path / "run.sh")])
     assert (started.recipe["steps"], started.recipe["seed"]) == (5, 4)
@@ -371,17 +383,19 @@ def test_a_script_that_starts_a_program_says_how_many_devices_train(tmp_path: Pa
         "accelerate launch --num_processes 4 train.py --learning_rate $LR\n",
         "utf-8",
     )
-    found = translate("trl", [str(script), "--max_steps", "7"])
-    assert found.recipe["learner"]["ranks"] == 4
-    assert found.recipe["learner"]["lr"] == 3e-5
-    assert found.recipe["steps"] == 7
-    assert "not in the recipe: python prepare.py, python absent.py." in "\n".join(found.draft.notes)
+    translation = translate("trl", [str(script), "--max_steps", "7"])
+    assert translation.recipe["learner"]["ranks"] == 4
+    assert translation.recipe["learner"]["lr"] == 3e-5
+    assert translation.recipe["steps"] == 7
+    assert "not in the recipe: python prepare.py, python absent.py." in "\n".join(
+        translation.draft.notes
+    )
 
 
 def test_an_accelerator_s_config_of_the_program_says_how_state_is_divided(program: Any) -> None:
-    found = program(SFT.format("args=SFTConfig(deepspeed='ds_zero3.json')"))
-    assert "one is assumed" in "\n".join(found.draft.notes)
-    assert "ZeRO stage" in lost(found) or "sharding" in found.recipe.get("learner", {})
+    translation = program(SFT.format("args=SFTConfig(deepspeed='ds_zero3.json')"))
+    assert "one is assumed" in "\n".join(translation.draft.notes)
+    assert "ZeRO stage" in lost(translation) or "sharding" in translation.recipe.get("learner", {})
 
 
 TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "grpo": "GRPO"}

@@ -110,19 +110,19 @@ def test_the_estimator_grpo_alone_reads_whether_it_divides_by_the_deviation() ->
 
 def test_losses_of_covariances_have_no_dual_clip_and_kl_cov_no_clip() -> None:
     mode = f"{ACTOR}policy_loss.loss_mode="
-    found = algorithm(f"{mode}clip_cov", f"{ACTOR}clip_ratio_high=0.3")
-    assert "dual_clip" not in found
-    assert (found["clip_low"], found["clip_high"]) == (0.2, 0.3)
-    found = algorithm(f"{mode}kl_cov", f"{ACTOR}clip_ratio_high=0.3")
-    assert "dual_clip" not in found
-    assert found["clip_low"] == 1.0
-    assert found["clip_high"] > math.exp(20.0)  # no ratio is larger
+    settings = algorithm(f"{mode}clip_cov", f"{ACTOR}clip_ratio_high=0.3")
+    assert "dual_clip" not in settings
+    assert (settings["clip_low"], settings["clip_high"]) == (0.2, 0.3)
+    settings = algorithm(f"{mode}kl_cov", f"{ACTOR}clip_ratio_high=0.3")
+    assert "dual_clip" not in settings
+    assert settings["clip_low"] == 1.0
+    assert settings["clip_high"] > math.exp(20.0)  # no ratio is larger
 
 
 @pytest.mark.parametrize(("stated", "low"), [((), 0.2), ((f"{ACTOR}clip_ratio_low=10",), 1.0)])
 def test_cispo_has_the_lower_bound_that_it_has_there(stated: tuple[str, ...], low: float) -> None:
-    found = algorithm(f"{ACTOR}policy_loss.loss_mode=cispo", *stated)
-    assert (found["type"], found["clip_low"]) == ("cispo", low)
+    settings = algorithm(f"{ACTOR}policy_loss.loss_mode=cispo", *stated)
+    assert (settings["type"], settings["clip_low"]) == ("cispo", low)
 
 
 def test_weights_of_tokens_are_on_their_own_gradients_in_gspo() -> None:
@@ -164,25 +164,28 @@ def test_aggregations_have_their_denominators(mode: str, keys: dict[str, Any]) -
     [("low_var_kl", "k3", True), ("kl", "k1", False), ("mse", "k2", False), ("k3+", "k2", False)],
 )
 def test_estimators_of_the_kl(kind: str, estimator: str, bounded: bool) -> None:
-    found = algorithm(f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_type={kind}")
-    assert (found["kl_coef"], found["kl_in"]) == (0.001, "loss")
-    assert found["kl_estimator"] == estimator
-    assert found.get("kl_max") == (10.0 if bounded else None)
+    settings = algorithm(f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_type={kind}")
+    assert (settings["kl_coef"], settings["kl_in"]) == (0.001, "loss")
+    assert settings["kl_estimator"] == estimator
+    assert settings.get("kl_max") == (10.0 if bounded else None)
 
 
 @pytest.mark.parametrize(("kind", "estimator"), [("k1+", "k1"), ("k3+", "k3"), ("k2+", "k2")])
 def test_a_plus_says_nothing_of_a_kl_in_the_reward_which_has_no_gradient(
     kind: str, estimator: str
 ) -> None:
-    found = algorithm("algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={kind}")
-    assert (found["kl_in"], found["kl_estimator"]) == ("reward", estimator)
+    settings = algorithm("algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={kind}")
+    assert (settings["kl_in"], settings["kl_estimator"]) == ("reward", estimator)
 
 
 def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
-    found = algorithm(f"{ACTOR}policy_loss.loss_mode=kl_cov", f"{ACTOR}policy_loss.ppo_kl_coef=1.0",
-                      f"{ACTOR}policy_loss.kl_cov_ratio=0.02")  # fmt: skip
-    assert (found["covariance"], found["covariance_fraction"]) == ("kl", 0.02)
-    assert found["covariance_kl_coef"] == 1.0
+    settings = algorithm(
+        f"{ACTOR}policy_loss.loss_mode=kl_cov",
+        f"{ACTOR}policy_loss.ppo_kl_coef=1.0",
+        f"{ACTOR}policy_loss.kl_cov_ratio=0.02",
+    )
+    assert (settings["covariance"], settings["covariance_fraction"]) == ("kl", 0.02)
+    assert settings["covariance_kl_coef"] == 1.0
     unstated = algorithm(f"{ACTOR}policy_loss.loss_mode=kl_cov")
     assert unstated["covariance_kl_coef"] == 0.1  # 1.0 here
 
@@ -269,8 +272,8 @@ def test_bounds_of_a_token_s_kl_are_bounds_of_its_weight(measure: str, bound: fl
     place = "algorithm.rollout_correction."
     for kind, statistic in (("token", "token"), ("seq_max", "any_token")):
         stated = f"{place}rollout_rs={kind}_{measure}"
-        found = of(stated, f"{place}rollout_rs_threshold={bound}").recipe["algorithm"]
-        low, high = found["rejection"][statistic]
+        settings = of(stated, f"{place}rollout_rs_threshold={bound}").recipe["algorithm"]
+        low, high = settings["rejection"][statistic]
         assert low < 1.0 < high
         for w in (low, high):
             kl = math.log(w) ** 2 / 2 if measure == "k2" else w - 1.0 - math.log(w)
@@ -286,14 +289,14 @@ def test_filtered_groups_are_dynamic_sampling() -> None:
 
 def test_a_function_of_the_users_is_named_as_a_verifier() -> None:
     for place in ("custom_reward_function.", "reward.custom_reward_function."):
-        found = of(f"{place}path=/data/my_scores.py", f"{place}name=score_all")
-        assert found.recipe["rewards"] == [{"type": "my_scores:score_all"}]
-        assert "/data/my_scores.py: write it as" in found.text
+        translation = of(f"{place}path=/data/my_scores.py", f"{place}name=score_all")
+        assert translation.recipe["rewards"] == [{"type": "my_scores:score_all"}]
+        assert "/data/my_scores.py: write it as" in translation.text
 
 
 def test_rows_that_verl_has_no_score_for_need_a_function() -> None:
-    found = of("data.train_files=/data/questions.parquet")
-    assert found.recipe["rewards"] == [{"type": "my_rewards:score"}]
+    translation = of("data.train_files=/data/questions.parquet")
+    assert translation.recipe["rewards"] == [{"type": "my_rewards:score"}]
 
 
 @pytest.mark.parametrize(
@@ -313,14 +316,14 @@ def test_long_prompts_have_the_same_fate(truncation: str, filtered: str, fate: s
 
 def test_an_evaluation_at_temperature_0_is_greedy() -> None:
     held_out = "data.val_files=~/data/gsm8k/test.parquet"
-    found = of(held_out, "trainer.test_freq=5").recipe["eval"]
-    assert (found["greedy"], found["at_start"], found["every"]) == (True, True, 5)
-    found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.n=4").recipe
-    assert (found["eval"]["temperature"], found["eval"]["n_samples"]) == (0.6, 4)
-    assert not {"top_p", "top_k"} & {*found["eval"]}
+    evaluation = of(held_out, "trainer.test_freq=5").recipe["eval"]
+    assert (evaluation["greedy"], evaluation["at_start"], evaluation["every"]) == (True, True, 5)
+    recipe = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.n=4").recipe
+    assert (recipe["eval"]["temperature"], recipe["eval"]["n_samples"]) == (0.6, 4)
+    assert not {"top_p", "top_k"} & {*recipe["eval"]}
     filters = (f"{ROLLOUT}val_kwargs.top_p=0.95", f"{ROLLOUT}val_kwargs.top_k=20")
-    found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", *filters).recipe["eval"]
-    assert (found["top_p"], found["top_k"]) == (0.95, 20)
+    evaluation = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", *filters).recipe["eval"]
+    assert (evaluation["top_p"], evaluation["top_k"]) == (0.95, 20)
     assert not {"top_p", "top_k"} & {*of(held_out, *filters).recipe["eval"]}  # greedy
     unused = of(held_out, "trainer.val_before_train=False", *filters)
     assert "eval" not in unused.recipe
@@ -329,7 +332,7 @@ def test_an_evaluation_at_temperature_0_is_greedy() -> None:
 
 def test_a_teacher_grades_the_students_tokens() -> None:
     place = "distillation."
-    found = of(
+    translation = of(
         f"{place}enabled=True",
         f"{place}teacher_models.teacher_model.model_path=Qwen/Qwen3-32B",
         f"{place}distillation_loss.loss_mode=k1",
@@ -341,14 +344,14 @@ def test_a_teacher_grades_the_students_tokens() -> None:
         f"{place}n_gpus_per_node=4",
         f"{place}nnodes=1",
     )
-    assert found.problem is None
-    assert found.recipe["algorithm"]["type"] == "on_policy_distillation"
-    assert found.recipe["algorithm"]["teacher_clip"] == 10.0
-    assert "teacher_coef" not in found.recipe["algorithm"]
-    assert found.recipe["teacher"]["model"]["path"] == "Qwen/Qwen3-32B"
-    assert found.recipe["cluster"]["teacher"] == {"ranks": 4}
-    assert "reward_coef" not in found.recipe["algorithm"]
-    assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["type"] == "on_policy_distillation"
+    assert translation.recipe["algorithm"]["teacher_clip"] == 10.0
+    assert "teacher_coef" not in translation.recipe["algorithm"]
+    assert translation.recipe["teacher"]["model"]["path"] == "Qwen/Qwen3-32B"
+    assert translation.recipe["cluster"]["teacher"] == {"ranks": 4}
+    assert "reward_coef" not in translation.recipe["algorithm"]
+    assert missing(translation) <= {f"{ROLLOUT}tensor_model_parallel_size"}
 
 
 def test_a_teacher_s_coefficient_is_read_with_rewards_and_its_clip_without() -> None:
@@ -372,22 +375,22 @@ def test_settings_of_a_teacher_that_is_off_are_not_needed() -> None:
 
 
 def test_engines_one_step_ahead_have_gpus_of_their_own() -> None:
-    found = translate("verl", [
+    translation = translate("verl", [
         "one_step_off", *BASE, "trainer.n_gpus_per_node=4", "rollout.n_gpus_per_node=4",
         f"{ROLLOUT}tensor_model_parallel_size=2",
     ])  # fmt: skip
-    assert found.problem is None
-    assert found.recipe["rollout"]["max_staleness"] == 1
-    assert found.recipe["rollout"]["in_flight_updates"] is False
-    assert found.recipe["cluster"]["rollout"] == {"workers": 2}
-    assert found.recipe["algorithm"]["old_logprobs"] == "sampled"
+    assert translation.problem is None
+    assert translation.recipe["rollout"]["max_staleness"] == 1
+    assert translation.recipe["rollout"]["in_flight_updates"] is False
+    assert translation.recipe["cluster"]["rollout"] == {"workers": 2}
+    assert translation.recipe["algorithm"]["old_logprobs"] == "sampled"
 
 
 def test_options_of_a_backend_that_does_not_train_say_nothing() -> None:
-    found = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=fsdp2")
-    assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
-    found = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=megatron")
-    assert f"{ACTOR}megatron.pipeline_model_parallel_size" in missing(found)
+    translation = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=fsdp2")
+    assert missing(translation) <= {f"{ROLLOUT}tensor_model_parallel_size"}
+    translation = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=megatron")
+    assert f"{ACTOR}megatron.pipeline_model_parallel_size" in missing(translation)
 
 
 def test_weights_in_bfloat16_that_the_optimizer_updates_are_lost() -> None:
@@ -400,13 +403,13 @@ def test_weights_in_bfloat16_that_the_optimizer_updates_are_lost() -> None:
 def test_a_template_is_carried_and_a_changed_config_is_edited_in_a_copy() -> None:
     model = "actor_rollout_ref.model."
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    found = of(
+    translation = of(
         f"{model}custom_chat_template='{template}'", f"+{model}override_config.rope_theta=1e6"
     )
-    assert found.recipe["data"]["chat_template"] == template
-    assert f"{model}override_config.rope_theta" in missing(found)
-    assert f"{model}custom_chat_template" not in missing(found)
-    assert "docs/how-to/longer-rows.md" in found.text
+    assert translation.recipe["data"]["chat_template"] == template
+    assert f"{model}override_config.rope_theta" in missing(translation)
+    assert f"{model}custom_chat_template" not in missing(translation)
+    assert "docs/how-to/longer-rows.md" in translation.text
 
 
 def test_the_choice_of_a_section_and_its_options_stand_side_by_side() -> None:
@@ -427,10 +430,10 @@ def test_a_config_of_the_users_is_read_without_the_configs_that_it_begins_with(
         "  default_local_dir: out/${trainer.project_name}/${oc.select:trainer.tag,x}\n",
         "utf-8",
     )
-    found = translate("verl", ["ppo", str(path), "data.max_response_length=28"])
-    assert found.recipe["model"]["path"] == "m/n"
-    assert found.recipe["data"]["max_len"] == 128
-    assert found.recipe["run_dir"] == "out/p/x"
+    translation = translate("verl", ["ppo", str(path), "data.max_response_length=28"])
+    assert translation.recipe["model"]["path"] == "m/n"
+    assert translation.recipe["data"]["max_len"] == 128
+    assert translation.recipe["run_dir"] == "out/p/x"
 
 
 def test_another_program_is_told_what_stands_for_it() -> None:
@@ -450,13 +453,15 @@ def test_numbers_that_cannot_be_read_name_their_option() -> None:
 
 
 def test_the_translation_as_json_has_the_lists() -> None:
-    found = json.loads(json.dumps(of(f"{ROLLOUT}name=sglang").to_json()))
-    assert f"{ROLLOUT}name" in {option["name"] for option in found["missing"]}
+    translation_json = json.loads(json.dumps(of(f"{ROLLOUT}name=sglang").to_json()))
+    assert f"{ROLLOUT}name" in {option["name"] for option in translation_json["missing"]}
 
 
 def test_a_misspelt_option_is_told_with_the_nearest_one() -> None:
-    found = of("trainer.n_gpu_per_node=4", "data.train_batchsize=8", f"{ROLLOUT}temprature=1.0")
-    why = {option.name: option.why for option in found.draft.missing}
+    translation = of(
+        "trainer.n_gpu_per_node=4", "data.train_batchsize=8", f"{ROLLOUT}temprature=1.0"
+    )
+    why = {option.name: option.why for option in translation.draft.missing}
     assert why["trainer.n_gpu_per_node"].endswith("did you mean trainer.n_gpus_per_node?")
     assert "not an option that this translator knows" in why["data.train_batchsize"]
     assert "not an option that this translator knows" in why[f"{ROLLOUT}temprature"]
@@ -464,6 +469,6 @@ def test_a_misspelt_option_is_told_with_the_nearest_one() -> None:
 
 def test_arguments_of_vllm_have_underscores_and_its_longest_row_is_data_max_len() -> None:
     place = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
-    found = of(f"{place}.tool-call-parser=hermes", f"{place}.max-model-len=4096")
-    assert found.recipe["rollout"]["vllm"]["engine_args"] == {"tool_call_parser": "hermes"}
-    assert "max-model-len" not in str(missing(found))
+    translation = of(f"{place}.tool-call-parser=hermes", f"{place}.max-model-len=4096")
+    assert translation.recipe["rollout"]["vllm"]["engine_args"] == {"tool_call_parser": "hermes"}
+    assert "max-model-len" not in str(missing(translation))

@@ -47,22 +47,22 @@ def endless(folder: Path) -> Path:
     to = folder / "endless"
     if to.exists():
         return to
-    made = folder / "endless.part"
-    shutil.copytree(folder / "model", made)
-    vocabulary = json.loads((made / "config.json").read_text("utf-8"))["vocab_size"]
+    partial_copy = folder / "endless.part"
+    shutil.copytree(folder / "model", partial_copy)
+    vocabulary = json.loads((partial_copy / "config.json").read_text("utf-8"))["vocab_size"]
     for name in ("config.json", "generation_config.json"):
-        _edit(made / name, {"eos_token_id": vocabulary})
-    _edit(made / "tokenizer_config.json", {"eos_token": NEVER})
-    tokenizer = json.loads((made / "tokenizer.json").read_text("utf-8"))
+        _edit(partial_copy / name, {"eos_token_id": vocabulary})
+    _edit(partial_copy / "tokenizer_config.json", {"eos_token": NEVER})
+    tokenizer = json.loads((partial_copy / "tokenizer.json").read_text("utf-8"))
     tokenizer["model"]["vocab"][NEVER] = vocabulary
     special = {"id": vocabulary, "content": NEVER, "special": True, "normalized": False}
     edges = {"single_word": False, "lstrip": False, "rstrip": False}
     tokenizer["added_tokens"].append(special | edges)
-    (made / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
-    made.rename(to)
+    (partial_copy / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    partial_copy.rename(to)
     return to
 
 
 def _edit(path: Path, changes: dict[str, Any]) -> None:
-    known = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(known | changes, indent=1), "utf-8")
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(config | changes, indent=1), "utf-8")

@@ -39,10 +39,10 @@ def prepare(folder: Path, options: Options) -> Round:
             counts["samples"] += len(completions)
             counts["sampled_tokens"] += sum(map(len, completion_ids))
             texts = (completion[0]["content"] for completion in completions)
-            found = [points(text, same) for text, same in zip(texts, equal, strict=True)]
-            groups = (found[first : first + samples] for first in range(0, len(found), samples))
+            rewards = [points(text, same) for text, same in zip(texts, equal, strict=True)]
+            groups = (rewards[first : first + samples] for first in range(0, len(rewards), samples))
             counts["groups_without_gradient"] += sum(len(set(group)) == 1 for group in groups)
-            return found
+            return rewards
 
         trainer = Counting(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),

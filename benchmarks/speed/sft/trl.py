@@ -44,14 +44,14 @@ def prepare(folder: Path, options: Options) -> Round:
     updates = [rows[first : first + UPDATE] for first in range(0, len(rows) - UPDATE + 1, UPDATE)]
     packs = packed(updates)
     sizes = {"unpacked": options.extra.get("micro_batch", MICRO_BATCH), "packed": 1}
-    given = {
+    ways = {
         "unpacked": ([row for update in updates for row in update], UPDATE),
         "packed": ([pack for update in packs for pack in update], len(packs[0])),
     }
-    wanted = options.extra.get("packing", list(given))
+    wanted = options.extra.get("packing", list(ways))
     return Fastest(
         {
-            name: partial(one_way, folder, options, *given[name], micro_batch=sizes[name])
+            name: partial(one_way, folder, options, *ways[name], micro_batch=sizes[name])
             for name in wanted
         }
     )
@@ -67,17 +67,17 @@ def packed(updates: Iterable[Rows]) -> list[Rows]:
     """The packs of every update, best fit first; each update has as many as the one with most, the
     others' longest are divided.
     """
-    made = [
+    packs_by_update = [
         pack_dataset(Dataset.from_list(rows), PACK, "bfd").to_list()  # pyright: ignore[reportCallIssue]
         for rows in updates
     ]
-    most = max(map(len, made))
-    for packs in made:
+    most = max(map(len, packs_by_update))
+    for packs in packs_by_update:
         while len(packs) < most:
             longest = max(packs, key=lambda pack: len(pack["seq_lengths"]))
             packs.remove(longest)
             packs += divided(longest)
-    return made
+    return packs_by_update
 
 
 def divided(pack: dict[str, Any]) -> Rows:
@@ -95,13 +95,13 @@ def one_way(folder: Path, options: Options, rows: Rows, update: int, *, micro_ba
 
     def make(counts: Counter[str]) -> SFTTrainer:
         model = folder / "model"
-        whole = "seq_lengths" in rows[0]
+        is_packed = "seq_lengths" in rows[0]
         trainer = Counting(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
             args=SFTConfig(
                 **trl_rounds.common(folder, options, update=update, micro_batch=micro_batch),
                 max_length=PACK,
-                packing=whole,
+                packing=is_packed,
                 dataset_kwargs={"skip_prepare_dataset": True},
                 train_sampling_strategy="sequential",
             ),

@@ -35,15 +35,15 @@ class Starts:
         assert running.stdout is not None
         timer = threading.Timer(LIMIT, self.clear)
         timer.start()
-        told: list[str] = []
+        output: list[str] = []
         for line in running.stdout:
-            told.append(line)
+            output.append(line)
             if line.startswith(SIGN):
                 os.killpg(running.pid, signal.SIGSTOP)  # alive, so that its CPU time can be read
                 timer.cancel()
                 return {"steps": 1}
         timer.cancel()
-        raise RuntimeError(f"no step in {running.args}:\n{''.join(told[-20:])}")
+        raise RuntimeError(f"no step in {running.args}:\n{''.join(output[-20:])}")
 
     def clear(self) -> None:
         """End the process of the round."""

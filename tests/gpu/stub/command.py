@@ -27,8 +27,8 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
     counters.clear()
     reset()
     loaded = len(kernels())
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             status = main(arguments)
         except SystemExit as end:
@@ -39,14 +39,14 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
         "reserved_peak": torch.cuda.max_memory_reserved(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "attention": [each for each in kernels()[: -loaded or None] if "_tem_" in each["name"]],
-        "error": said.getvalue()[-6000:] if status else None,
+        "error": output.getvalue()[-6000:] if status else None,
     }
 
 
 if __name__ == "__main__":
     commands = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    told = dict[str, Any]()
+    reports = dict[str, Any]()
     for name, arguments in commands.items():
-        told[name] = told_of(arguments)
-        print(json.dumps({name: told[name]}), flush=True)
-    print(json.dumps(told))
+        reports[name] = told_of(arguments)
+        print(json.dumps({name: reports[name]}), flush=True)
+    print(json.dumps(reports))

@@ -103,9 +103,9 @@ def waits() -> dict[str, int]:
         def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return gradient * gradient.sum().item()
 
-    with traced(Event.WAIT, depth=1, within=__file__) as found:
+    with traced(Event.WAIT, depth=1, within=__file__) as waits_by_line:
         Waits.apply(torch.ones(3, device="cuda", requires_grad=True)).sum().backward()  # type: ignore[union-attr]
-    return dict(found)
+    return dict(waits_by_line)
 
 
 if __name__ == "__main__":

@@ -173,10 +173,10 @@ def _serve(pipe: Any, arguments: bytes) -> None:
     worker.account = []
     calls: SimpleQueue[Any] = SimpleQueue()
 
-    def answer(number: int, method: str, given: Any) -> None:
+    def answer(number: int, method: str, method_arguments: Any) -> None:
         value, error = None, None
         try:
-            value = getattr(worker, method)(*given)
+            value = getattr(worker, method)(*method_arguments)
         except Exception as failed:  # noqa: BLE001  the caller raises it
             error = f"{type(failed).__name__}: {failed}"
         pipe.send_bytes(pickle.dumps((number, value, error)))
@@ -188,13 +188,13 @@ def _serve(pipe: Any, arguments: bytes) -> None:
     Thread(target=in_turn, daemon=True).start()
     while True:
         try:
-            number, entry, method, given = pickle.loads(pipe.recv_bytes())  # noqa: S301
+            number, entry, method, call_arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301
         except EOFError:
             return
         if entry == "call":
-            calls.put((number, method, given))
+            calls.put((number, method, call_arguments))
         else:
-            answer(number, method, given)
+            answer(number, method, call_arguments)
 
 
 def _now(process: str) -> tuple[str, int, int]:

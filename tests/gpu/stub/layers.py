@@ -151,7 +151,7 @@ def head(width: int, dtype: torch.dtype) -> None:
 
 def micro_batches() -> dict[str, Any]:
     lm = model_of("qwen3", **QWEN3)
-    told: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     for name, compiler in (("plain", None), ("compiled", "inductor")):
         backbone = Backbone(lm, CUDA, MicroBatch(), compiler=compiler)
         layouts = [layout_of(backbone, seed) for seed in range(50)]
@@ -162,25 +162,25 @@ def micro_batches() -> dict[str, Any]:
 
         for layout in layouts[:3]:  # each graph, once: Triton tries kernels as they first run
             step(layout)
-        told[name] = asked(lambda layout=layouts[2], step=step: step(layout))
+        reports[name] = asked(lambda layout=layouts[2], step=step: step(layout))
 
         def with_head(layout: Layout = layouts[2], backbone: Backbone = backbone) -> None:
             backbone.logprobs(layout, 1.0)[0].sum().backward()
 
         with_head()
-        told[f"{name}, with the head"] = asked(with_head)
-    told["masks"] = asked(lambda: FlexAttention(layouts[3], CUDA, (None, 200)))
+        reports[f"{name}, with the head"] = asked(with_head)
+    reports["masks"] = asked(lambda: FlexAttention(layouts[3], CUDA, (None, 200)))
     counters.clear()
     torch._dynamo.reset()
     for layout in layouts:
         step(layout)
-    told["graphs"] = counters["stats"]["unique_graphs"]
-    return told
+    reports["graphs"] = counters["stats"]["unique_graphs"]
+    return reports
 
 
 def shared() -> dict[str, Any]:
     """Of one of two ranks that share rows or matrices; the other is not there."""
-    told: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     layers = 4
     lm = model_of("qwen3", **QWEN3 | {"vocab_size": 512, "num_hidden_layers": layers})
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -200,9 +200,9 @@ def shared() -> dict[str, Any]:
                 step(layout)
             graphs = counters["stats"]["unique_graphs"]
             of_one = asked(lambda step=step, layouts=layouts: step(layouts[2]))
-            told[f"{name}, {way}"] = {**of_one, "graphs": graphs, "layers": layers}
+            reports[f"{name}, {way}"] = {**of_one, "graphs": graphs, "layers": layers}
     dist.destroy_process_group()
-    return told
+    return reports
 
 
 def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
@@ -216,7 +216,7 @@ def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
 def updates() -> dict[str, dict[str, int]]:
     """What a micro-batch adds to an update: one of three asks that much more than one of two."""
     lm, adapter = model_of("qwen3", **QWEN3), LoraSettings()
-    told = {"a fresh adapter": asked(lambda: add_adapter(lm, adapter, seed=0))}
+    reports = {"a fresh adapter": asked(lambda: add_adapter(lm, adapter, seed=0))}
     for checkpointed in (False, True):
         for lora in (False, True):
             role = learner(checkpointed=checkpointed, lora=lora)
@@ -228,9 +228,9 @@ def updates() -> dict[str, dict[str, int]]:
             step(2)
             two, three = (asked(lambda count=count, step=step: step(count)) for count in (2, 3))
             name = ("checkpointed" if checkpointed else "whole") + (", LoRA" if lora else "")
-            told[name] = {count: three[count] - two[count] for count in LAUNCHES}
+            reports[name] = {count: three[count] - two[count] for count in LAUNCHES}
             del role, step
-    return told
+    return reports
 
 
 def keeps_products(_: Any, operation: Any, *args: Any, **named: Any) -> CheckpointPolicy:
@@ -260,18 +260,18 @@ def passed(way: Recompute | str, compiler: str | None) -> dict[str, Any]:
     mask = rows.like(np.tile(np.arange(LENGTH) > 0, 8))
     sequences = Sequences(rows, mask, np.arange(8))
     (layout,) = backbone.micro_batches(sequences, np.arange(8))
-    told: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     with patch.object(compiled, "checkpoint", partial(checkpoint, **selecting)):
         for _ in range(3):  # gradients are there from the first on, graphs too
             before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
             reset()
             hidden = backbone._run(layout, None, lambda _, states: states)
-            told["kept"] = torch.cuda.memory_allocated() - before
+            memory["kept"] = torch.cuda.memory_allocated() - before
             hidden.sum().backward()
             del hidden
-            told |= {name: counts()[name] for name in LAUNCHES}
-            told["peak"] = torch.cuda.max_memory_allocated() - before
-    return told
+            memory |= {name: counts()[name] for name in LAUNCHES}
+            memory["peak"] = torch.cuda.max_memory_allocated() - before
+    return memory
 
 
 def recomputed() -> dict[str, Any]:
@@ -317,13 +317,18 @@ def kept_bytes(name: str, layers: int, *, lora: bool) -> tuple[float, int]:
 
 def kept() -> dict[str, dict[str, float]]:
     """Of one layer: four of them keep that much more than two."""
-    told: dict[str, dict[str, float]] = {}
+    kept_by_case: dict[str, dict[str, float]] = {}
     for name in TYPES:
         for lora in (False, True):
             torch._dynamo.reset()
-            (two, planned), (four, _) = (kept_bytes(name, count, lora=lora) for count in (2, 4))
-            told[f"{name}{', LoRA' * lora}"] = {"kept": (four - two) / 2, "planned": planned}
-    return told
+            (of_two, planned), (of_four, _) = (
+                kept_bytes(name, count, lora=lora) for count in (2, 4)
+            )
+            kept_by_case[f"{name}{', LoRA' * lora}"] = {
+                "kept": (of_four - of_two) / 2,
+                "planned": planned,
+            }
+    return kept_by_case
 
 
 def told_of(kind: str) -> dict[str, Any]:

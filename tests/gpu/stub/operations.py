@@ -25,5 +25,5 @@ def answer(sample: Callable[[torch.device], Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    found = {name: answer(call) for rule in REFUSED for name, call in rule.samples.items()}
-    print(json.dumps(found))
+    answers = {name: answer(call) for rule in REFUSED for name, call in rule.samples.items()}
+    print(json.dumps(answers))

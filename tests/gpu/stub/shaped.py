@@ -113,7 +113,7 @@ def write_model(source: str, to: Path, *, scores: bool) -> None:
 def _on_device(kind: Any) -> Any:
     """from_pretrained of an Auto class that takes a model's shape and not its weights."""
 
-    def made(path: str, *, config: Any, dtype: torch.dtype, **rest: Any) -> Any:
+    def patched_init(path: str, *, config: Any, dtype: torch.dtype, **rest: Any) -> Any:
         with torch.device("cuda"):
             lm = kind.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
         missing = []
@@ -124,7 +124,7 @@ def _on_device(kind: Any) -> Any:
         report = {"missing_keys": missing, "mismatched_keys": []}
         return (lm, report) if rest.get("output_loading_info") else lm
 
-    return made
+    return patched_init
 
 
 def _hash_without_weights(files_hash: Any) -> Any:
@@ -143,16 +143,18 @@ def write_rows(job: str, length: int, to: Path) -> None:
             question = text(number, "why", room // 4)
             answers = [text(number, part, room - room // 4) for part in ("yes", "no")]
             asked = {"role": "user", "content": question}
-            whole = [[asked, {"role": "assistant", "content": answer}] for answer in answers]
+            conversations = [
+                [asked, {"role": "assistant", "content": answer}] for answer in answers
+            ]
             rows = {
-                "sft": {"messages": whole[0]},
+                "sft": {"messages": conversations[0]},
                 "rl": {
                     "prompt": text(number, "why", 700),
                     "solution": "1",
                     "context_messages": [{"role": "user", "content": text(number, "why", 700)}],
                 },
             }
-            pair = {"chosen": whole[0], "rejected": whole[1]}
+            pair = {"chosen": conversations[0], "rejected": conversations[1]}
             file.write(json.dumps(rows.get(job, pair)) + "\n")
 
 
@@ -225,18 +227,18 @@ def main(folder: Path, names: list[str], overrides: list[str]) -> dict[str, Any]
     CheckpointStore.require_space = lambda *arguments: 1 << 60  # type: ignore[method-assign]
     Saver.save = lambda *arguments, **more: None  # type: ignore[method-assign]
     Run.phase = _counted(Run.phase)  # type: ignore[method-assign]
-    found: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     for name in names:
         PHASES.clear()
         recipe = write_recipe(name, folder, models)
-        found[name] = told_of(["train", str(recipe), "--debug", *overrides])
-        found[name]["phases"] = {
+        reports[name] = told_of(["train", str(recipe), "--debug", *overrides])
+        reports[name]["phases"] = {
             phase: {count: number for count, number in sums.items() if number}
             for phase, sums in PHASES.items()
             if any(sums.values())
         }
-        print(json.dumps({name: found[name]}), flush=True)
-    return found
+        print(json.dumps({name: reports[name]}), flush=True)
+    return reports
 
 
 if __name__ == "__main__":

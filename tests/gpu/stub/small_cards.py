@@ -88,5 +88,5 @@ def told_of(name: str, folder: Path, hardware: str, *, deterministic: bool) -> d
 
 if __name__ == "__main__":
     name, to, hardware, *more = sys.argv[1:]
-    told = told_of(name, Path(to), hardware, deterministic=more != ["false"])
-    print(json.dumps(told))
+    report = told_of(name, Path(to), hardware, deterministic=more != ["false"])
+    print(json.dumps(report))

@@ -18,7 +18,7 @@ GRAPHS = find_spec("postgrad.rollout.local.step") is not None
 
 
 @pytest.fixture(scope="module")
-def told(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the session wrote, "status" and "output"."""
     folder = tmp_path_factory.mktemp("command")
     path = nvidia_smi(folder, "NVIDIA H100 80GB HBM3", 81559)
@@ -34,31 +34,31 @@ def told(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return {**json.loads(text), "status": done.returncode, "output": output, "to": folder / "to"}
 
 
-def cases_of(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: case for part in told["parts"].values() for name, case in part["cases"].items()}
+def cases_of(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: case for part in report["parts"].values() for name, case in part["cases"].items()}
 
 
-def test_every_part_comes_to_its_end(told: dict[str, Any], results: Results) -> None:
-    ended = {name: part["ended"] for name, part in told["parts"].items()}
-    assert ended == dict.fromkeys(PARTS, "whole"), told["output"][-4000:]
-    assert told["status"] == 0
-    assert told["about"]["done"]
+def test_every_part_comes_to_its_end(report: dict[str, Any], results: Results) -> None:
+    ended = {name: part["ended"] for name, part in report["parts"].items()}
+    assert ended == dict.fromkeys(PARTS, "whole"), report["output"][-4000:]
+    assert report["status"] == 0
+    assert report["about"]["done"]
     outcomes = {
         name: next((word for word in ("failed", "skipped") if word in case), "ran")
-        for name, case in cases_of(told).items()
+        for name, case in cases_of(report).items()
     }
     results.keep("benchmarks.gpu", outcomes)
 
 
-def test_no_case_fails_but_a_peers(told: dict[str, Any]) -> None:
-    failed = {name: case["failed"] for name, case in cases_of(told).items() if "failed" in case}
+def test_no_case_fails_but_a_peers(report: dict[str, Any]) -> None:
+    failed = {name: case["failed"] for name, case in cases_of(report).items() if "failed" in case}
     assert {name: why for name, why in failed.items() if not name.endswith(PEERS)} == {}
 
 
 def test_what_reads_results_has_missed_its_goal_and_nothing_is_skipped(
-    told: dict[str, Any],
+    report: dict[str, Any],
 ) -> None:
-    cases = cases_of(told)
+    cases = cases_of(report)
     for name in READS:
         assert cases[name]["passed"] is False
     skipped = {name for name, case in cases.items() if "skipped" in case}
@@ -68,10 +68,10 @@ def test_what_reads_results_has_missed_its_goal_and_nothing_is_skipped(
     assert {name for name in skipped if not name.endswith(PEERS)} == without | cannot
 
 
-def test_plans_know_the_card_and_are_held_to_the_runs(told: dict[str, Any]) -> None:
-    cases = cases_of(told)
+def test_plans_know_the_card_and_are_held_to_the_runs(report: dict[str, Any]) -> None:
+    cases = cases_of(report)
     assert cases["row for the catalogue"]["file"] == "hardware.toml"
     runs = {row["run"] for row in cases["memory"]["rows"]}
     assert {"sft-1.5B-4k", "sft-1.5B-4k-eager", "sft-8B-4k-LoRA-checkpointing", "grpo-2x4"} <= runs
     assert all(row["measured"] > 0 for row in cases["memory"]["rows"])
-    assert {one["device"] for one in cases["calibrate"]["measured"]} == {"H100"}
+    assert {measurement["device"] for measurement in cases["calibrate"]["measured"]} == {"H100"}

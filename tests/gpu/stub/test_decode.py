@@ -16,7 +16,7 @@ NEW_ROWS = 3  # numbers of rows, each a graph, that the steps of the script pass
 
 
 @pytest.fixture(scope="module")
-def told(stub: Stub) -> dict[str, Any]:
+def report(stub: Stub) -> dict[str, Any]:
     return stub.ask(SCRIPT, "steps")
 
 
@@ -26,16 +26,16 @@ def summed(step: dict[str, int]) -> dict[str, int]:
 
 
 def test_prompts_are_computed_and_copied_without_a_wait(
-    told: dict[str, Any], results: Results
+    report: dict[str, Any], results: Results
 ) -> None:
-    first = told["steps"][0]
+    first = report["steps"][0]
     results.keep("first step of 256 rows, Qwen3-0.6B", first)
     assert first["waits"] == first["pageable"] == 0
     assert first["launches"] <= 1_900  # 32 prompts, and one token as later graphs compute it
 
 
-def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: Results) -> None:
-    steps, ended = told["steps"], told["ended"]
+def test_a_step_is_one_graph_and_one_wait(report: dict[str, Any], results: Results) -> None:
+    steps, ended = report["steps"], report["ended"]
     quiet = steps[2:40]
     assert ended[:40] == [0] * 40
     results.keep("decode step of 256 rows, Qwen3-0.6B", quiet[-1])
@@ -48,8 +48,11 @@ def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: Results
     assert quiet[-1]["replayed"] < 1000  # the kernels of 28 layers, the head and the sampler
 
 
-def test_rows_that_end_cost_an_upload_and_no_copy_in_the_cache(told: dict[str, Any]) -> None:
-    steps, ended = told["steps"][41:], told["ended"][40:-1]  # what ended is uploaded in the next
+def test_rows_that_end_cost_an_upload_and_no_copy_in_the_cache(report: dict[str, Any]) -> None:
+    steps, ended = (
+        report["steps"][41:],
+        report["ended"][40:-1],
+    )  # what ended is uploaded in the next
     assert set(ended) == {8}
     replayed = [step for step in steps if step["graph_launches"] and not step["captures"]]
     assert len(replayed) > 10
@@ -58,8 +61,8 @@ def test_rows_that_end_cost_an_upload_and_no_copy_in_the_cache(told: dict[str, A
     assert {step["waits"] for step in replayed} == {1}
 
 
-def test_each_number_of_rows_is_run_once_then_captured_once(told: dict[str, Any]) -> None:
-    steps = told["steps"]
+def test_each_number_of_rows_is_run_once_then_captured_once(report: dict[str, Any]) -> None:
+    steps = report["steps"]
     eager = [step for step in steps if not step["graph_launches"]]
     captured = [step for step in steps if step["captures"]]
     assert len(eager) == len(captured) == NEW_ROWS
@@ -79,16 +82,18 @@ def test_graphs_outlast_a_publish_and_end_with_the_cache(stub: Stub, results: Re
 @pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "qwen3_5_text"])
 def test_a_second_turn_computes_its_reply_alone(kind: str, stub: Stub, results: Results) -> None:
     """The step ahead has computed the newest token of the first turn."""
-    told = stub.ask(SCRIPT, "turns", kind)
-    results.keep(f"{kind}: the step that begins 32 second turns of 30 new tokens", told["begun"])
-    assert told["computed"] == [100 + 101 + 102 + 103, 32 * 30]
-    assert told["ended"] == 32
-    assert told["begun"]["refused"] == 0
+    turns_report = stub.ask(SCRIPT, "turns", kind)
+    results.keep(
+        f"{kind}: the step that begins 32 second turns of 30 new tokens", turns_report["begun"]
+    )
+    assert turns_report["computed"] == [100 + 101 + 102 + 103, 32 * 30]
+    assert turns_report["ended"] == 32
+    assert turns_report["begun"]["refused"] == 0
 
 
 def test_filters_are_in_the_graph_too(stub: Stub) -> None:
-    told = stub.ask(SCRIPT, "filters")
-    quiet = told["steps"][2:40]
+    filters_report = stub.ask(SCRIPT, "filters")
+    quiet = filters_report["steps"][2:40]
     assert {(step["launches"], step["graph_launches"], step["waits"]) for step in quiet} == {
         (0, 1, 1)
     }

@@ -55,13 +55,13 @@ def test_a_capture_refuses_what_cuda_refuses(of_capture: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("segments", [{}, SEGMENTS], ids=["blocks", "expandable segments"])
 def test_the_allocator_gives_back_and_runs_out(stub: Stub, segments: dict[str, str]) -> None:
-    found = stub.ask(SCRIPT, "memory", STUB_MEM="10", **segments)
-    allocated, reserved, held = found["kept"]
+    memory = stub.ask(SCRIPT, "memory", STUB_MEM="10", **segments)
+    allocated, reserved, held = memory["kept"]
     assert allocated == 4 * GB
     assert reserved == held <= allocated * 1.07
-    assert found["free"] == 10 * GB - held
-    assert found["full"] >= 9 * GB
-    assert found["held"] == 0
+    assert memory["free"] == 10 * GB - held
+    assert memory["full"] >= 9 * GB
+    assert memory["held"] == 0
 
 
 def test_processes_share_a_card(stub: Stub, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_processes_share_a_card(stub: Stub, tmp_path: Path) -> None:
 
 
 def test_waits_name_the_line_that_waits(stub: Stub) -> None:
-    found = stub.ask(SCRIPT, "waits")
+    waits = stub.ask(SCRIPT, "waits")
     lines = Path(SCRIPT).read_text("utf-8").splitlines()
-    asked = {lines[int(place.rsplit(":", 1)[1]) - 1].split("(")[0].strip() for place in found}
-    assert sum(found.values()) == 2
+    asked = {lines[int(place.rsplit(":", 1)[1]) - 1].split("(")[0].strip() for place in waits}
+    assert sum(waits.values()) == 2
     assert asked == {"return numbers * numbers.sum", "return gradient * gradient.sum"}

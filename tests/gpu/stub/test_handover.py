@@ -25,9 +25,9 @@ def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
 def test_both_survive_and_free_what_they_do_not_hold(
     stub: Stub, results: Results, size: str, tmp_path: Path
 ) -> None:
-    found = run(stub, tmp_path, size)
-    assert found["error"] is None
-    turns = found["turns"]
+    memory = run(stub, tmp_path, size)
+    assert memory["error"] is None
+    turns = memory["turns"]
     owners = [owner for owner, *_ in turns]
     # loading the roles, then the job; before, within and after the publish of the start and of each
     # step; after each step's updates, and before the save
@@ -49,9 +49,9 @@ LEFT_IN_PAGES = 6 * 20 * 2**20  # of segments in which a workspace lies
 def test_a_learner_that_leaves_the_card_has_nothing_on_it_while_the_engine_samples(
     stub: Stub, results: Results, size: str, tmp_path: Path
 ) -> None:
-    found = run(stub, tmp_path, size, "sampling")
-    assert found["error"] is None
-    turns = [turn for turn in found["turns"] if turn[0] == "learner"]
+    memory = run(stub, tmp_path, size, "sampling")
+    assert memory["error"] is None
+    turns = [turn for turn in memory["turns"] if turn[0] == "learner"]
     # of the start: loaded, before the engine is built; then the publish
     assert turns[0][1] < 2**20
     steps = [turns[2 + 3 + 4 * step : 2 + 3 + 4 * (step + 1)] for step in range(STEPS[size])]
@@ -67,7 +67,7 @@ def test_a_learner_that_leaves_the_card_has_nothing_on_it_while_the_engine_sampl
 
 
 def test_without_giving_back_they_run_out_of_memory(stub: Stub, tmp_path: Path) -> None:
-    found = run(stub, tmp_path, "small", "keep")
-    assert "out of memory" in found["error"]
-    learner = [reserved for owner, _, reserved in found["turns"] if owner == "learner"]
+    memory = run(stub, tmp_path, "small", "keep")
+    assert "out of memory" in memory["error"]
+    learner = [reserved for owner, _, reserved in memory["turns"] if owner == "learner"]
     assert len(learner) < 1 + 3 * (1 + STEPS["small"])

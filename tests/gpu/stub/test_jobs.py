@@ -68,10 +68,10 @@ def write_messages(path: Path) -> Path:
     weights = {"user": 0.5, "assistant": 2.0}
     with path.open("w", encoding="utf-8") as file:
         for number in range(16):
-            said = {"user": f"after {number}?", "assistant": f"{number + 1}."}
+            texts_by_role = {"user": f"after {number}?", "assistant": f"{number + 1}."}
             messages = [
                 {"role": role, "content": text, "weight": weights[role]}
-                for role, text in said.items()
+                for role, text in texts_by_role.items()
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
@@ -94,7 +94,7 @@ def folder(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(stub: Stub, folder: Path) -> dict[str, Any]:
+def reports(stub: Stub, folder: Path) -> dict[str, Any]:
     """What each case asked of the device."""
     commands = {case: command(folder / case, case) for case in CASES}
     # as on another machine, which has nothing of the run
@@ -104,9 +104,9 @@ def told(stub: Stub, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_takes_its_first_step(
-    told: dict[str, Any], results: Results, folder: Path, case: str
+    reports: dict[str, Any], results: Results, folder: Path, case: str
 ) -> None:
-    of_case = told[case]
+    of_case = reports[case]
     assert of_case.pop("error") is None, of_case
     results.keep("jobs", without_kernels(of_case), case)
     (line,) = (folder / case / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -117,20 +117,20 @@ def test_a_job_takes_its_first_step(
     assert of_case["deterministic"]
 
 
-def test_a_run_goes_on_from_its_mirror(told: dict[str, Any], folder: Path) -> None:
-    assert told["resumed"]["error"] is None
+def test_a_run_goes_on_from_its_mirror(reports: dict[str, Any], folder: Path) -> None:
+    assert reports["resumed"]["error"] is None
     lines = (folder / "resumed" / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
-def test_flex_attention_is_compiled(told: dict[str, Any]) -> None:
-    assert told["sft"]["graphs"] > 0  # the later jobs of the process find it compiled
-    assert told["heads of 8 numbers"]["graphs"] == 0
+def test_flex_attention_is_compiled(reports: dict[str, Any]) -> None:
+    assert reports["sft"]["graphs"] > 0  # the later jobs of the process find it compiled
+    assert reports["heads of 8 numbers"]["graphs"] == 0
 
 
-def test_cublas_is_told_of_its_workspace_before_its_first_handle(told: dict[str, Any]) -> None:
-    assert sum(of_case["handles"] for of_case in told.values()) > 0
-    assert [case for case, of_case in told.items() if of_case["late_handles"]] == []
+def test_cublas_is_told_of_its_workspace_before_its_first_handle(reports: dict[str, Any]) -> None:
+    assert sum(of_case["handles"] for of_case in reports.values()) > 0
+    assert [case for case, of_case in reports.items() if of_case["late_handles"]] == []
 
 
 @pytest.mark.parametrize(("capability", "memory"), CARDS)
@@ -144,15 +144,15 @@ def test_a_job_takes_its_first_step_on_other_cards(
         for job in ("sft", "grpo with kl")
         for how in ("true", "false")
     }
-    told = ask(stub, tmp_path / "commands", commands, STUB_CAP=capability, STUB_MEM=memory)
-    assert [of_case.pop("error") for of_case in told.values()] == [None] * 4
-    assert [of_case["deterministic"] for of_case in told.values()] == [True, False] * 2
-    kernels = [each for of_case in told.values() for each in of_case["attention"]]
+    card_reports = ask(stub, tmp_path / "commands", commands, STUB_CAP=capability, STUB_MEM=memory)
+    assert [of_case.pop("error") for of_case in card_reports.values()] == [None] * 4
+    assert [of_case["deterministic"] for of_case in card_reports.values()] == [True, False] * 2
+    kernels = [each for of_case in card_reports.values() for each in of_case["attention"]]
     assert kernels
     assert max(each["shared"] for each in kernels) <= SHARED[capability]
     card = f"{capability}, {memory} GB"
     results.keep("attention", sorted({brief(each) for each in kernels}), card)
-    measured = {case: without_kernels(of_case) for case, of_case in told.items()}
+    measured = {case: without_kernels(of_case) for case, of_case in card_reports.items()}
     results.keep("other cards", measured, card)
 
 
@@ -160,9 +160,11 @@ def test_the_shipped_pipelines_take_a_small_step_of_each_recipe(
     stub: Stub, results: Results, tmp_path: Path
 ) -> None:
     commands = {name: dry_run(tmp_path, name) for name in PIPELINES}
-    told = ask(stub, tmp_path / "commands", commands)
-    assert {name: of_one.pop("error") for name, of_one in told.items()} == dict.fromkeys(told)
-    for name, of_pipeline in told.items():
+    pipeline_reports = ask(stub, tmp_path / "commands", commands)
+    assert {
+        name: of_one.pop("error") for name, of_one in pipeline_reports.items()
+    } == dict.fromkeys(pipeline_reports)
+    for name, of_pipeline in pipeline_reports.items():
         results.keep("pipelines", without_kernels(of_pipeline), name)
 
 
@@ -175,6 +177,6 @@ def test_the_shipped_recipes_take_a_small_step(
         pytest.skip("POSTGRAD_TEST_DATA names no folder")
     flags = ["--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
     arguments = ["train", str(ROOT / "recipes" / f"{name}.toml"), *flags, "--dry-run", "--debug"]
-    told = ask(stub, tmp_path / "commands", {name: arguments})
-    assert told[name].pop("error") is None
-    results.keep("recipes", without_kernels(told[name]), name)
+    recipe_reports = ask(stub, tmp_path / "commands", {name: arguments})
+    assert recipe_reports[name].pop("error") is None
+    results.keep("recipes", without_kernels(recipe_reports[name]), name)

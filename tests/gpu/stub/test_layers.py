@@ -20,19 +20,19 @@ def test_kernels_are_made_for_a_card(
     stub: Stub, results: Results, kind: str, capability: str
 ) -> None:
     """In float32 too; Triton refuses kernels that need more shared memory than the card has."""
-    told = stub.ask(SCRIPT, kind, STUB_CAP=capability, STUB_MEM="24")
-    results.keep("compiled", told, f"{kind}, {capability}")
-    assert {case: of_one["error"] for case, of_one in told.items()} == dict.fromkeys(told)
-    assert all(of_one["graphs"] > 0 for of_one in told.values())
+    reports = stub.ask(SCRIPT, kind, STUB_CAP=capability, STUB_MEM="24")
+    results.keep("compiled", reports, f"{kind}, {capability}")
+    assert {case: of_one["error"] for case, of_one in reports.items()} == dict.fromkeys(reports)
+    assert all(of_one["graphs"] > 0 for of_one in reports.values())
 
 
 def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results: Results) -> None:
-    told = stub.ask(SCRIPT, "micro-batches")
-    results.keep("micro-batches", told)
-    assert told["compiled"]["launches"] <= 2000
-    assert told["compiled"]["launches"] < told["plain"]["launches"] / 3
-    assert told["graphs"] <= 2
-    masks = told["masks"]
+    reports = stub.ask(SCRIPT, "micro-batches")
+    results.keep("micro-batches", reports)
+    assert reports["compiled"]["launches"] <= 2000
+    assert reports["compiled"]["launches"] < reports["plain"]["launches"] / 3
+    assert reports["graphs"] <= 2
+    masks = reports["masks"]
     assert masks["waits"] == masks["pageable"] == 0
     assert masks["launches"] + masks["to_device"] + masks["on_device"] <= 12
 
@@ -40,27 +40,27 @@ def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results
 def test_layers_that_ranks_share_are_one_graph_of_few_launches(
     stub: Stub, results: Results
 ) -> None:
-    told = stub.ask(SCRIPT, "shared")
-    results.keep("shared layers", told)
+    reports = stub.ask(SCRIPT, "shared")
+    results.keep("shared layers", reports)
     for name in ("rows", "matrices"):
-        plain, compiled = told[f"{name}, plain"], told[f"{name}, compiled"]
+        plain, compiled = reports[f"{name}, plain"], reports[f"{name}, compiled"]
         assert compiled["graphs"] == 1
         assert compiled["launches"] < plain["launches"] / 2
         assert compiled["waits"] == compiled["pageable"] == 0
 
 
 def test_a_compiled_layer_keeps_what_a_plan_counts(stub: Stub, results: Results) -> None:
-    told = stub.ask(SCRIPT, "kept")
-    results.keep("kept by a compiled layer", told)
-    for case, bytes_of in told.items():
+    reports = stub.ask(SCRIPT, "kept")
+    results.keep("kept by a compiled layer", reports)
+    for case, bytes_of in reports.items():
         assert bytes_of["kept"] == pytest.approx(bytes_of["planned"], rel=1e-6), case
 
 
 @pytest.fixture(scope="module")
 def recomputed(stub: Stub, results_of: Callable[[Stub], Results]) -> dict[str, Any]:
-    told = stub.ask(SCRIPT, "recomputed")
-    results_of(stub).keep("activations", told)
-    return told
+    reports = stub.ask(SCRIPT, "recomputed")
+    results_of(stub).keep("activations", reports)
+    return reports
 
 
 @pytest.mark.parametrize("how", ["", ", compiled"])

@@ -131,10 +131,10 @@ def test_every_two_values_meet_on_some_recipe() -> None:
     rows = [row for half in set(DESIGN.values()) for row in ROWS[half]]
     met = set[Any]().union(*(pairs_of(row) for row in rows))
     wanted = {
-        (one, value, other, beside)
-        for number, one in enumerate(FACTORS)
+        (factor, value, other, beside)
+        for number, factor in enumerate(FACTORS)
         for other in list(FACTORS)[number + 1 :]
-        for value in FACTORS[one]
+        for value in FACTORS[factor]
         for beside in FACTORS[other]
     }
     assert met == wanted
@@ -195,13 +195,13 @@ def told_by_row(
     """What a recipe asked of the device with a row. The first of a row starts the process."""
     started = dict[tuple[str, ...], Started]()
 
-    def told(name: str, row: Row, start: Start) -> Any:
+    def run_row(name: str, row: Row, start: Start) -> Any:
         key = (start.__qualname__, *row.values())
         if key not in started:
             started[key] = start(row, tmp_path_factory.mktemp("row"))
         return started[key].told_of(name)
 
-    yield told
+    yield run_row
     for each in started.values():
         each.end()
 
@@ -238,11 +238,11 @@ def test_a_recipe_of_small_models_takes_a_small_step(
         script, to = str(HERE / "command.py"), str(folder / "commands")
         return stub.start(folder, script, to, **card_of(row), PATH=path)
 
-    told = told_by_row(name, row, small_steps)
-    assert told.pop("error") is None
-    assert told["launches"] > 100
-    assert told["deterministic"] == (row["deterministic"] == "true")
-    results_of(stub).keep("recipes by card", without_kernels(told), f"{name}: {words(row)}")
+    report = told_by_row(name, row, small_steps)
+    assert report.pop("error") is None
+    assert report["launches"] > 100
+    assert report["deterministic"] == (row["deterministic"] == "true")
+    results_of(stub).keep("recipes by card", without_kernels(report), f"{name}: {words(row)}")
 
 
 @pytest.mark.gpu_stub
@@ -263,17 +263,17 @@ def test_a_recipe_of_8b_takes_its_first_step_or_is_refused(
         arguments = [str(folder), *names, "--learner.deterministic", row["deterministic"]]
         return stub.start(folder, str(HERE / "shaped.py"), *arguments, **card_of(row))
 
-    told = told_by_row(name, row, first_steps)
-    assert told["deterministic"] == (row["deterministic"] == "true")
-    error = told.pop("error")
+    report = told_by_row(name, row, first_steps)
+    assert report["deterministic"] == (row["deterministic"] == "true")
+    error = report.pop("error")
     if name in REFUSED[row["memory"]]:
         assert not planned(name, row["memory"])["fits"]
         assert error is not None
         assert "out of memory in " in error, error
-        told["refused"] = error.strip().splitlines()[-1]
+        report["refused"] = error.strip().splitlines()[-1]
     else:
         assert error is None
-    results_of(stub).keep("recipes by card", without_kernels(told), f"{name}: {words(row)}")
+    results_of(stub).keep("recipes by card", without_kernels(report), f"{name}: {words(row)}")
 
 
 @pytest.mark.gpu_stub
@@ -291,8 +291,8 @@ def test_a_recipe_whose_weights_are_read_takes_two_steps_or_is_refused(
     hardware = f"{SEVERAL.get(name, 1)}x{CARDS[memory][0]}"
     arguments = [name, str(tmp_path), hardware, row["deterministic"]]
     script = str(HERE / "small_cards.py")
-    told = stub.ask(script, *arguments, **card_of(row))
-    run = told["run"]
+    report = stub.ask(script, *arguments, **card_of(row))
+    run = report["run"]
     if name in REFUSED[memory]:
         assert not planned(name, memory)["fits"]
         assert "out of memory in " in run["error"]

@@ -33,12 +33,12 @@ def test_each_entry_says_commit_date_and_command(torch: str) -> None:
 
 def test_no_result_names_a_folder_of_a_machine(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    told = (
+    message = (
         "out of memory at 3/4 of it: postgrad resume /tmp/a/b/7b-sft --batch.micro_train_tokens 8"
     )
-    Results(file, {"torch": "2.11.0"}, {}).keep("jobs", {"run": {"refused": told}}, "sft")
+    Results(file, {"torch": "2.11.0"}, {}).keep("jobs", {"run": {"refused": message}}, "sft")
     (entry,) = json.loads(file.read_text("utf-8"))["2.11.0"]["jobs"].values()
-    assert entry["measured"]["run"]["refused"] == told.replace("/tmp/a/b/", "RUNS/")
+    assert entry["measured"]["run"]["refused"] == message.replace("/tmp/a/b/", "RUNS/")
     assert "/tmp/" not in FILE.read_text("utf-8")
 
 

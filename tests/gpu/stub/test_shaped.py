@@ -63,28 +63,28 @@ def memory(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(stub: Stub, memory: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reports(stub: Stub, memory: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shaped")
     return stub.ask(SCRIPT, str(folder), *SHAPED[memory], STUB_MEM=memory)
 
 
 def test_full_shapes_take_their_first_step(
-    told: dict[str, Any], memory: str, results: Results
+    reports: dict[str, Any], memory: str, results: Results
 ) -> None:
-    for name, of_case in told.items():
+    for name, of_case in reports.items():
         assert of_case["error"] is None, of_case
         assert of_case["peak"] < MOST.get(name, 192 * GB)
         assert of_case["deterministic"]
         del of_case["error"]
         results.keep("shapes", without_kernels(of_case), name)
-    kernels = {brief(each) for of_case in told.values() for each in of_case["attention"]}
+    kernels = {brief(each) for of_case in reports.values() for each in of_case["attention"]}
     results.keep("attention", sorted(kernels), f"9.0, {memory} GB, heads of 128")
 
 
-def test_steps_stay_within_their_budgets(told: dict[str, Any]) -> None:
+def test_steps_stay_within_their_budgets(reports: dict[str, Any]) -> None:
     for name, budgets in BUDGETS.items():
-        for phase, most in budgets.items() if name in told else ():
-            of_phase = told[name]["phases"][phase]
+        for phase, most in budgets.items() if name in reports else ():
+            of_phase = reports[name]["phases"][phase]
             over = {count: of_phase.get(count, 0) for count in most}
             over = {count: number for count, number in over.items() if number > most[count]}
             assert over == {}, (name, phase)

@@ -18,8 +18,8 @@ def test_two_steps_take_what_is_planned_on_a_card_of_24_gb(
     stub: Stub, results: Results, recipe: str, tmp_path: Path
 ) -> None:
     name = recipe.split("/")[1]
-    told = stub.ask(COMMAND, recipe, str(tmp_path), "RTX-4090", STUB_CAP="8.9", STUB_MEM="24")
-    plan, run = told["plan"], told["run"]
+    report = stub.ask(COMMAND, recipe, str(tmp_path), "RTX-4090", STUB_CAP="8.9", STUB_MEM="24")
+    plan, run = report["plan"], report["run"]
     measured = {
         "planned": plan["bytes"], "allocated": run["allocated"], "reserved": run["reserved"],
         "phases": run["phases"],

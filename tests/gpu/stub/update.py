@@ -76,10 +76,10 @@ def asked(work: Callable[[], Any]) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     reset()
-    with traced(Event.WAIT, depth=1) as found:
+    with traced(Event.WAIT, depth=1) as waits:
         work()
     above = torch.cuda.max_memory_allocated() - before
-    return counts() | {"above": above, "from": dict(found)}
+    return counts() | {"above": above, "from": dict(waits)}
 
 
 def step(role: PolicyLearner, update: Update) -> None:
@@ -100,9 +100,9 @@ def head() -> dict[str, Any]:
     role = learner(151_936, ENTRIES + 64)
     update = Update(experience(16, ENTRIES // 16 + 1), np.arange(16))
 
-    found = {"as it is": asked(lambda: step(role, update))}
+    launches = {"as it is": asked(lambda: step(role, update))}
     of_models.CHUNK_BYTES["gpu"], of_models.CHUNK_ROWS["gpu"] = of_models.CHUNK_BYTES["cpu"], 1
-    return found | {"110 rows": asked(lambda: step(role, update))}
+    return launches | {"110 rows": asked(lambda: step(role, update))}
 
 
 def clipping() -> dict[str, Any]:
@@ -113,12 +113,12 @@ def clipping() -> dict[str, Any]:
     optimizer = MasterOptimizer(weights, LearnerSettings())
     for weight in weights.values():
         weight.grad = torch.ones_like(weight)
-    whole = asked(lambda: optimizer._clip(1.0))
+    unsharded = asked(lambda: optimizer._clip(1.0))
     optimizer.pieces = {
         name: dataclasses.replace(piece, cut=0, copies=1 + number % 2)
         for number, (name, piece) in enumerate(optimizer.pieces.items())
     }
-    return {"whole": whole, "divided": asked(lambda: optimizer._clip(1.0))}
+    return {"whole": unsharded, "divided": asked(lambda: optimizer._clip(1.0))}
 
 
 def eight_bits() -> dict[str, Any]:
@@ -134,5 +134,5 @@ def eight_bits() -> dict[str, Any]:
 
 if __name__ == "__main__":
     apply(Placement("cuda", 1, deterministic=True))
-    found = {"updates": updates(), "head": head(), "clipping": clipping()}
-    print(json.dumps(found | {"eight bits": eight_bits()}))
+    measurements = {"updates": updates(), "head": head(), "clipping": clipping()}
+    print(json.dumps(measurements | {"eight bits": eight_bits()}))

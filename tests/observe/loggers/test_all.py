@@ -29,11 +29,11 @@ class Remembers:
     last = -1
 
     def __init__(self, run: RunIdentity) -> None:
-        self.told: list[tuple[int, Mapping[str, float]]] = []
+        self.logged: list[tuple[int, Mapping[str, float]]] = []
         self.closed = 0
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.told.append((step, values))
+        self.logged.append((step, values))
 
     def close(self) -> None:
         self.closed += 1
@@ -100,12 +100,12 @@ def test_a_logger_that_joins_is_told_what_it_lacks_and_no_step_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
-    loggers, known, warnings = opened(tmp_path, monkeypatch, Remembers, KnowsTwo)
+    loggers, loggers_by_name, warnings = opened(tmp_path, monkeypatch, Remembers, KnowsTwo)
     loggers.log(4, {"loss": 2.0})
-    new, old = known.values()
-    assert [step for step, _ in new.told] == [0, 1, 2, 3, 4]
-    assert [step for step, _ in old.told] == [3, 4]
-    assert new.told[-1] == (4, {"loss": 2.0})
+    new, old = loggers_by_name.values()
+    assert [step for step, _ in new.logged] == [0, 1, 2, 3, 4]
+    assert [step for step, _ in old.logged] == [3, 4]
+    assert new.logged[-1] == (4, {"loss": 2.0})
     loggers.close()
     loggers.close()
     assert (new.closed, warnings) == (1, [])
@@ -114,13 +114,15 @@ def test_a_logger_that_joins_is_told_what_it_lacks_and_no_step_twice(
 def test_a_logger_that_fails_is_told_of_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loggers, known, warnings = opened(tmp_path, monkeypatch, Fails, Remembers, NeverStarts)
-    failing, other = known.values()
+    loggers, loggers_by_name, warnings = opened(
+        tmp_path, monkeypatch, Fails, Remembers, NeverStarts
+    )
+    failing, other = loggers_by_name.values()
     for step in (1, 2, 3):
         loggers.log(step, {"loss": 1.0})
-    assert [step for step, _ in failing.told] == [1]
+    assert [step for step, _ in failing.logged] == [1]
     assert failing.closed == 1
-    assert [step for step, _ in other.told] == [1, 2, 3]
+    assert [step for step, _ in other.logged] == [1, 2, 3]
     assert len(warnings) == 2
     assert "the logger trackio failed" in warnings[0]
     assert "OSError: no key" in warnings[0]

@@ -24,12 +24,12 @@ class Reader(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.inside: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         self.inside.append("")
 
     def handle_data(self, data: str) -> None:
@@ -38,10 +38,10 @@ class Reader(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self.inside.append("")  # what comes now belongs to no element
-        self.found.append((f"/{tag}", {}))
+        self.elements.append((f"/{tag}", {}))
 
     def texts(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
-        pairs = zip(self.found, self.inside, strict=True)
+        pairs = zip(self.elements, self.inside, strict=True)
         return [(attributes, text) for (name, attributes), text in pairs if name == tag]
 
 
@@ -52,9 +52,9 @@ def page(tmp_path: Path) -> str:
 
 
 def test_text_of_a_model_adds_no_element(page: str) -> None:
-    found = [name for name, _ in Reader(page).found if not name.startswith("/")]
-    assert found.count("script") == 5  # contents, runs, rows, bodies, the program
-    assert set(found) == {
+    elements = [name for name, _ in Reader(page).elements if not name.startswith("/")]
+    assert elements.count("script") == 5  # contents, runs, rows, bodies, the program
+    assert set(elements) == {
         "html", "head", "meta", "link", "title", "style", "body", "noscript", "script",
     }  # fmt: skip
     assert not set("\u2028\ud800") & set(page)
@@ -63,10 +63,14 @@ def test_text_of_a_model_adds_no_element(page: str) -> None:
 def test_the_policy_lets_just_the_one_program_and_the_one_style_in(page: str) -> None:
     reader = Reader(page)
     policy = next(
-        one["content"] for name, one in reader.found if name == "meta" and "http-equiv" in one
+        attributes["content"]
+        for name, attributes in reader.elements
+        if name == "meta" and "http-equiv" in attributes
     )
     assert policy is not None
-    ((_, program),) = [one for one in reader.texts("script") if one[0].get("type") == "module"]
+    ((_, program),) = [
+        script for script in reader.texts("script") if script[0].get("type") == "module"
+    ]
     ((_, style),) = reader.texts("style")
     assert f"script-src '{hash_of(program)}';" in policy
     assert f"style-src '{hash_of(style)}';" in policy
@@ -79,7 +83,11 @@ def hash_of(text: str) -> str:
 
 
 def test_samples_come_back_equal_from_the_file(page: str) -> None:
-    blocks = {one["id"]: text for one, text in Reader(page).texts("script") if "id" in one}
+    blocks = {
+        attributes["id"]: text
+        for attributes, text in Reader(page).texts("script")
+        if "id" in attributes
+    }
     contents = json.loads(blocks["contents"])
     assert contents["title"] == HOSTILE
     rows = [
@@ -98,7 +106,7 @@ def test_samples_come_back_equal_from_the_file(page: str) -> None:
 def test_nothing_of_the_page_is_fetched(page: str) -> None:
     rest = page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"""https?://|["'(]//[a-z]""", rest)  # packed data may have "//" by chance
-    for name, attributes in Reader(page).found:
+    for name, attributes in Reader(page).elements:
         assert not attributes.get("src")
         assert name != "link" or attributes["href"] == "data:,"
 
@@ -117,18 +125,28 @@ def test_modules_import_from_earlier_ones_only_and_what_those_export() -> None:
         text = asset(name)
         for names, other in IMPORT.findall(text):
             assert other in exported, f"{name} imports {other}, which comes later"
-            wanted = {one.strip() for one in names.strip("{}").split(",") if one.strip()}
+            wanted = {
+                name_imported.strip()
+                for name_imported in names.strip("{}").split(",")
+                if name_imported.strip()
+            }
             assert wanted <= exported[other], f"{name}: {wanted - exported[other]} of {other}"
-            for one in wanted:
-                assert re.search(rf"\b{one}\b", IMPORT.sub("", text)), f"{name}: {one} is not used"
+            for imported in wanted:
+                assert re.search(rf"\b{imported}\b", IMPORT.sub("", text)), (
+                    f"{name}: {imported} is not used"
+                )
         assert "import " not in IMPORT.sub("", text)
-        exported[name] = {found[2] for found in EXPORT.finditer(text)}
+        exported[name] = {export[2] for export in EXPORT.finditer(text)}
         assert "\nexport " not in EXPORT.sub("", text)
 
 
 def test_every_asset_is_on_the_page_and_small() -> None:
-    assert {one.name for one in ASSETS.iterdir()} == {*MODULES, *STYLES}
-    large = [one.name for one in ASSETS.iterdir() if one.read_text("utf-8").count("\n") >= 300]
+    assert {asset_path.name for asset_path in ASSETS.iterdir()} == {*MODULES, *STYLES}
+    large = [
+        asset_path.name
+        for asset_path in ASSETS.iterdir()
+        if asset_path.read_text("utf-8").count("\n") >= 300
+    ]
     assert large == []
 
 

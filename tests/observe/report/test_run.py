@@ -34,18 +34,18 @@ def rows(messages: list[PageMessage]) -> list[dict[str, Any]]:
 
 def test_all_of_a_run_is_told_once(tmp_path: Path) -> None:
     reader = read(made_run(tmp_path / "run", steps=6, groups=2))
-    told = reader.poll()
-    (run,) = of(told, "run")
+    messages = reader.poll()
+    (run,) = of(messages, "run")
     assert (run["name"], run["run"], run["recipe"]["job"]) == ("run", 0, "rl")
     assert run["summary"] is None  # it has not ended
     assert run["plan"]["after_step"] == 2  # the newest
-    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in of(told, "evaluations")[0]["lines"]] == [0, 6]
-    assert [line["event"] for line in of(told, "events")[0]["lines"]] == ["started", "sentinel"]
-    assert [row["id"] for row in rows(told)] == list(range(6 * 2 * GROUP))
+    assert [line["step"] for line in of(messages, "metrics")[0]["lines"]] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in of(messages, "evaluations")[0]["lines"]] == [0, 6]
+    assert [line["event"] for line in of(messages, "events")[0]["lines"]] == ["started", "sentinel"]
+    assert [row["id"] for row in rows(messages)] == list(range(6 * 2 * GROUP))
     counts = {"samples": 48, "shown": 48, "pieces": True}
-    assert of(told, "counts") == [{"kind": "counts", "run": 0, **counts}]
-    assert of(told, "trouble") == []
+    assert of(messages, "counts") == [{"kind": "counts", "run": 0, **counts}]
+    assert of(messages, "trouble") == []
     assert reader.poll() == []
 
 
@@ -72,11 +72,11 @@ def test_only_what_is_new_is_told_afterwards(tmp_path: Path) -> None:
     add_step(logs, 3, 2)
     logs.close()
     (path / "summary.json").write_text('{"steps": 3}')
-    told = reader.poll()
-    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [3]
-    assert {group["step"] for group in of(told, "groups")[0]["groups"]} == {3}
-    assert of(told, "run")[0]["summary"] == {"steps": 3}
-    assert len(of(told, "events")) == 0
+    messages = reader.poll()
+    assert [line["step"] for line in of(messages, "metrics")[0]["lines"]] == [3]
+    assert {group["step"] for group in of(messages, "groups")[0]["groups"]} == {3}
+    assert of(messages, "run")[0]["summary"] == {"steps": 3}
+    assert len(of(messages, "events")) == 0
 
 
 def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
@@ -101,11 +101,11 @@ def test_a_resumed_run_is_told_anew(tmp_path: Path) -> None:
     logs.rewind({name: kept.get(name, 0) for name in ("metrics.jsonl", "eval.jsonl")})
     add_step(logs, 3, 2)
     logs.close()
-    told = reader.poll()
-    assert told[0] == {"kind": "reset", "run": 0}
-    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3]
-    assert [row["id"] for row in rows(told)] == list(range(2 * GROUP))
-    assert len(of(told, "events")[0]["lines"]) == 2
+    messages = reader.poll()
+    assert messages[0] == {"kind": "reset", "run": 0}
+    assert [line["step"] for line in of(messages, "metrics")[0]["lines"]] == [1, 2, 3]
+    assert [row["id"] for row in rows(messages)] == list(range(2 * GROUP))
+    assert len(of(messages, "events")[0]["lines"]) == 2
 
 
 def test_what_cannot_be_read_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_what_cannot_be_read_is_told_and_hides_nothing_else(tmp_path: Path) -> N
         head = json.dumps(sample(9, 99, 0, "x"))[:200]
         file.write(f"{head}\n[]\n")
     (path / "recipe.json").write_text("{")
-    told = read(path).poll()
-    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3]
-    assert len(rows(told)) == 2 * 2 * GROUP
-    troubles = [message["message"] for message in of(told, "trouble")]
+    messages = read(path).poll()
+    assert [line["step"] for line in of(messages, "metrics")[0]["lines"]] == [1, 2, 3]
+    assert len(rows(messages)) == 2 * 2 * GROUP
+    troubles = [message["message"] for message in of(messages, "trouble")]
     assert [text.split(":")[0] for text in troubles] == [
         "recipe.json",
         "metrics.jsonl",
@@ -130,8 +130,8 @@ def test_what_cannot_be_read_is_told_and_hides_nothing_else(tmp_path: Path) -> N
 
 def test_a_run_that_has_written_nothing_yet_is_told_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"recipe": {"job": "sft"}, "versions": {}}')
-    told = read(tmp_path).poll()
-    assert [message["kind"] for message in told] == ["run"]
+    messages = read(tmp_path).poll()
+    assert [message["kind"] for message in messages] == ["run"]
 
 
 def test_numbers_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_numbers_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
 def test_bodies_are_read_by_number(tmp_path: Path) -> None:
     reader = read(made_run(tmp_path / "run", steps=2, groups=1))
     reader.poll()
-    found = reader.bodies([1, 7, 8, -1])
-    assert set(found["bodies"]) == {1, 7}
-    words, body = found["vocab"], found["bodies"][7]
+    reply = reader.bodies([1, 7, 8, -1])
+    assert set(reply["bodies"]) == {1, 7}
+    words, body = reply["vocab"], reply["bodies"][7]
     text = "".join(words[token] for token in body["turns"][0]["ids"])
     assert text == "Twice 1 is 2, says sample 3 of step 2."
 
@@ -157,8 +157,8 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", steps=2)
 
     def state() -> dict[str, tuple[int, bytes]]:
-        files = [one for one in path.rglob("*") if one.is_file()]
-        return {str(one): (one.stat().st_mtime_ns, one.read_bytes()) for one in files}
+        files = [file for file in path.rglob("*") if file.is_file()]
+        return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
     before = state()
     reader = read(path)

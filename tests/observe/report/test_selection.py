@@ -25,8 +25,8 @@ def groups(steps: int, each: int, size: int, rows: int = 10**6) -> Iterator[Grou
         yield Group(ticket // each + 1, ticket, order, spans)
 
 
-def samples(found: list[Group]) -> int:
-    return sum(len(group.spans) for group in found)
+def samples(selected: list[Group]) -> int:
+    return sum(len(group.spans) for group in selected)
 
 
 def test_everything_is_taken_where_it_fits() -> None:
@@ -80,10 +80,10 @@ def test_a_run_followed_step_by_step_never_passes_the_cap(
     steps: int, each: int, size: int, cap: int
 ) -> None:
     selection = SampleSelection(Cap(samples=cap), expected_steps=steps)
-    whole = list(groups(steps, each, size))
+    every_group = list(groups(steps, each, size))
     chosen: list[Group] = []
     for step in range(1, steps + 1):
-        chosen += selection.take(group for group in whole if group.step == step)
+        chosen += selection.take(group for group in every_group if group.step == step)
     assert samples(chosen) == selection.taken <= max(cap, size)
     assert selection.seen == steps * each * size
     assert len({group.ticket for group in chosen}) == len(chosen)
@@ -109,13 +109,15 @@ def test_lines_of_a_ticket_and_step_are_a_group_whatever_their_form() -> None:
 
     other = {"row": 3, "dataset": 'a"b', "sample": 0, "ticket": 8, "step": 1}
     bad: list[int] = []
-    found = list(heads(lines(line(1, 7, 0), b"{torn", line(1, 7, 1), other, line(2, 7, 0)), bad))
-    assert [(group.step, group.ticket, len(group.spans)) for group in found] == [
+    all_heads = list(
+        heads(lines(line(1, 7, 0), b"{torn", line(1, 7, 1), other, line(2, 7, 0)), bad)
+    )
+    assert [(group.step, group.ticket, len(group.spans)) for group in all_heads] == [
         (1, 7, 2),
         (1, 8, 1),
         (2, 7, 1),
     ]
-    assert len({group.order for group in found}) == 1  # one row, however the line is written
+    assert len({group.order for group in all_heads}) == 1  # one row, however the line is written
     assert len(bad) == 1
 
 

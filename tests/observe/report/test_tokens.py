@@ -43,9 +43,9 @@ def test_the_tokenizer_of_a_run_is_found(tmp_path: Path, where: str) -> None:
     assert pieces_of(tmp_path, {"path": None}) is None
     (tmp_path / where).mkdir()
     TOKENIZER.save(str(tmp_path / where / "tokenizer.json"))
-    found = pieces_of(tmp_path, None)
-    assert found is not None
-    assert found.text(TOKENIZER.encode("x").ids[0]) == "x"
+    pieces = pieces_of(tmp_path, None)
+    assert pieces is not None
+    assert pieces.text(TOKENIZER.encode("x").ids[0]) == "x"
 
 
 def test_the_tokenizer_of_the_starting_model_does_too(tmp_path: Path) -> None:

@@ -34,23 +34,23 @@ from postgrad.training.rl_metrics import differences
 def looks(sentinel: Sentinel, history: Sequence[Seen]) -> list[Look | None]:
     """What it makes of each, its memory kept as JSON in between, as in a checkpoint."""
     memory: dict[str, Any] = {}
-    found: list[Look | None] = []
+    all_looks: list[Look | None] = []
     for seen in history:
-        found.append(look := sentinel.look(seen, memory))
+        all_looks.append(look := sentinel.look(seen, memory))
         if look is not None:
             memory = json.loads(json.dumps(dict(look.after), allow_nan=False))
-    return found
+    return all_looks
 
 
 def speaks(sentinel: Sentinel, history: Sequence[Seen]) -> list[int]:
     """The places of the history at which it speaks."""
-    found = looks(sentinel, history)
-    return [place for place, look in enumerate(found) if look is not None and look.message]
+    all_looks = looks(sentinel, history)
+    return [place for place, look in enumerate(all_looks) if look is not None and look.message]
 
 
 def test_every_sentinel_leaves_numbers_alone_that_are_not_its_own() -> None:
-    for name, one in SentinelSettings().looking().items():
-        assert one.look({"loss": 1.0, "samples": 8}, {}) is None, name
+    for name, sentinel in SentinelSettings().looking().items():
+        assert sentinel.look({"loss": 1.0, "samples": 8}, {}) is None, name
 
 
 def test_an_action_may_stand_for_its_table() -> None:
@@ -70,8 +70,8 @@ def logs_of(*probabilities: float) -> Any:
 def test_the_ratio_is_measured_where_both_know_it() -> None:
     old, now = np.zeros(4, np.float32), np.array([0.0, 0.5, np.nan, 9.0], np.float32)
     mask = np.array([True, True, True, False])
-    found = ratio_distance(old, now, mask)["sentinel/on_policy"]
-    assert found == pytest.approx(math.expm1(0.5) / 2)
+    ratio = ratio_distance(old, now, mask)["sentinel/on_policy"]
+    assert ratio == pytest.approx(math.expm1(0.5) / 2)
     assert ratio_distance(old, now, np.zeros(4, np.bool_)) == {}
     lost = ratio_distance(np.full(4, np.nan, np.float32), np.zeros(4, np.float32), mask)
     assert lost["sentinel/on_policy"] > 1e8  # old logprobs that are no numbers do not agree
@@ -93,11 +93,11 @@ def test_what_rounding_gives_is_on_policy(dtype: str, value: float, spoken: list
 
 
 def test_differences_are_means_over_tokens() -> None:
-    found = differences(
+    metrics = differences(
         logs_of(0.5, 0.2, 0.1), logs_of(0.4, 0.3, 0.9), np.array([True, True, False])
     )
-    assert found["sentinel/prob_difference"] == pytest.approx(0.1, rel=1e-6)
-    assert found["sentinel/ratio_excess"] == pytest.approx((0.5 / 0.4 + 0.3 / 0.2) / 2, rel=1e-6)
+    assert metrics["sentinel/prob_difference"] == pytest.approx(0.1, rel=1e-6)
+    assert metrics["sentinel/ratio_excess"] == pytest.approx((0.5 / 0.4 + 0.3 / 0.2) / 2, rel=1e-6)
     assert differences(logs_of(0.5), logs_of(0.9), np.array([False])) == {}
 
 
@@ -114,14 +114,14 @@ def test_differences_are_means_over_tokens() -> None:
 def test_either_limit_of_a_mismatch_is_enough(
     learner: float, sampled: float, spoken: list[int]
 ) -> None:
-    found = differences(logs_of(learner), logs_of(sampled), np.array([True]))
-    assert speaks(Mismatch(), [found]) == spoken
+    metrics = differences(logs_of(learner), logs_of(sampled), np.array([True]))
+    assert speaks(Mismatch(), [metrics]) == spoken
 
 
 def test_a_token_that_one_side_holds_impossible_counts_without_overflow() -> None:
-    found = differences(logs_of(0.5), np.array([-np.inf], np.float32), np.array([True]))
-    assert found["sentinel/prob_difference"] == pytest.approx(0.5)
-    assert found["sentinel/ratio_excess"] == pytest.approx(math.exp(20.0))
+    metrics = differences(logs_of(0.5), np.array([-np.inf], np.float32), np.array([True]))
+    assert metrics["sentinel/prob_difference"] == pytest.approx(0.5)
+    assert metrics["sentinel/ratio_excess"] == pytest.approx(math.exp(20.0))
 
 
 ONE = [np.array([-1.0, -2.0], np.float32)]
@@ -163,9 +163,9 @@ def test_rounding_to_bfloat16_is_not_taken_for_a_stale_engine() -> None:
 
 def test_distances_are_means_over_all_tokens_of_the_probe() -> None:
     """Sequences of one and three tokens: (0.25 + 3 * 0) / 4, no mean of means."""
-    one, three = np.zeros(1, np.float32), np.zeros(3, np.float32)
-    found = probed([one, three], [one, three], [one + np.float32(0.25), three])
-    assert found == {"sentinel/publish_difference": 0.0625, "sentinel/policy_moved": 0.0625}
+    short, three = np.zeros(1, np.float32), np.zeros(3, np.float32)
+    metrics = probed([short, three], [short, three], [short + np.float32(0.25), three])
+    assert metrics == {"sentinel/publish_difference": 0.0625, "sentinel/policy_moved": 0.0625}
 
 
 # windows
@@ -203,11 +203,11 @@ def test_spikes_do_not_depend_on_the_unit_and_windows_stay_small(
         value / np.median(values[max(0, n - window) : n]) if n else 0
         for n, value in enumerate(values)
     ]
-    if any(abs(one - 7.0) < 1e-6 for one in times):
+    if any(abs(when - 7.0) < 1e-6 for when in times):
         return
     assert speaks(sentinel, norms(*values)) == speaks(sentinel, norms(*(v * unit for v in values)))
     assert speaks(sentinel, norms(*values)) == [
-        n for n, one in enumerate(times) if n >= 4 and one > 7
+        n for n, when in enumerate(times) if n >= 4 and when > 7
     ]
     last = looks(sentinel, norms(*values))[-1]
     assert last is not None
@@ -249,7 +249,7 @@ def test_no_history_of_lengths_that_only_fall_makes_it_speak(
     ("key", "value"), [("policy/kl", 1.5), ("kl/token_mean", 1.5), ("policy/kl_old", 0.7)]
 )
 def test_kl_runs_away_from_the_reference_or_within_a_step(key: str, value: float) -> None:
-    far, near = ({"response_length": 9.0, key: one} for one in (value, value / 10))
+    far, near = ({"response_length": 9.0, key: kl} for kl in (value, value / 10))
     assert speaks(KL(), [far, far, near, far, far, far, far]) == [5, 6]
     assert speaks(KL(), [{key: value}] * 5) == []  # preferences: not the policy's own answers
     assert speaks(KL(steps=1), [{"response_length": 9.0, key: math.nan}]) == [0]
@@ -292,9 +292,11 @@ def test_a_reward_that_rises_while_accuracy_falls_is_told_beyond_doubt_only() ->
 
 
 def test_sets_are_compared_each_with_its_own_best() -> None:
-    def both(one: float, two: float) -> Seen:
-        found = {f"eval/b/{k.removeprefix('eval/')}": v for k, v in evaluated(two, 0.01).items()}
-        return {**evaluated(one, 0.01), **found}
+    def both(first: float, second: float) -> Seen:
+        second_set = {
+            f"eval/b/{k.removeprefix('eval/')}": v for k, v in evaluated(second, 0.01).items()
+        }
+        return {**evaluated(first, 0.01), **second_set}
 
     history = [*rewards(0.1), both(0.5, 0.9), *rewards(0.5), both(0.6, 0.5)]
     last = looks(Evaluation(), history)[-1]
@@ -309,17 +311,17 @@ def test_sets_are_compared_each_with_its_own_best() -> None:
 
 def test_entropy_is_what_the_sampled_tokens_cost_on_average() -> None:
     groups = [group([0.0, 1.0], logprobs=[[-1.0, -3.0], [-2.0]]), group([0.5], logprobs=[[-2.0]])]
-    found = sampled_entropy(RolloutBatch.of(groups))
-    assert found["sampled_entropy"] == pytest.approx(8.0 / 4)
-    assert found["best_reward_fraction"] == pytest.approx(1 / 3)
+    metrics = sampled_entropy(RolloutBatch.of(groups))
+    assert metrics["sampled_entropy"] == pytest.approx(8.0 / 4)
+    assert metrics["best_reward_fraction"] == pytest.approx(1 / 3)
 
 
 def test_the_entropy_is_of_samples_that_are_drawn_by_chance() -> None:
     """A greedy answer is likelier than them: with it the entropy would be 8 / 4."""
     groups = [group([0.0, 1.0], logprobs=[[-1.0, -1.0], [-4.0]]), group([0.5], logprobs=[[-2.0]])]
-    found = sampled_entropy(RolloutBatch.of(groups), greedy=True)
-    assert found["sampled_entropy"] == pytest.approx(4.0)
-    assert found["best_reward_fraction"] == pytest.approx(1 / 3)
+    metrics = sampled_entropy(RolloutBatch.of(groups), greedy=True)
+    assert metrics["sampled_entropy"] == pytest.approx(4.0)
+    assert metrics["best_reward_fraction"] == pytest.approx(1 / 3)
     alone = sampled_entropy(RolloutBatch.of(groups[1:]), greedy=True)
     assert math.isnan(alone["sampled_entropy"])
 
@@ -335,14 +337,14 @@ def test_a_group_is_stuck_where_all_earn_the_same_and_less_than_the_best() -> No
 
 def test_one_answer_to_different_questions_is_repetition_but_yes_and_no_are_not() -> None:
     same = [group([1.0, 1.0], texts=["x", " x "], answer=str(n)) for n in range(4)]
-    found = {**repeated(same), "reward": 1.0}
-    assert found["commonest_answer_fraction"] == 1.0
-    assert found["commonest_reference_fraction"] == 0.25
-    assert speaks(Repetition(steps=1), [found]) == [0]
+    metrics = {**repeated(same), "reward": 1.0}
+    assert metrics["commonest_answer_fraction"] == 1.0
+    assert metrics["commonest_reference_fraction"] == 0.25
+    assert speaks(Repetition(steps=1), [metrics]) == [0]
     yes = [group([1.0, 0.0], texts=["yes", "yes"], answer="yes" if n else "no") for n in range(4)]
     assert speaks(Repetition(steps=1), [{**repeated(yes), "reward": 0.5}]) == []
-    one = [group([1.0, 1.0], texts=["x", "x"], answer=None)]  # one prompt: of course
-    assert speaks(Repetition(steps=1), [{**repeated(one), "reward": 1.0}]) == []
+    one_group = [group([1.0, 1.0], texts=["x", "x"], answer=None)]  # one prompt: of course
+    assert speaks(Repetition(steps=1), [{**repeated(one_group), "reward": 1.0}]) == []
 
 
 def test_a_sample_that_failed_twice_has_failed_once() -> None:

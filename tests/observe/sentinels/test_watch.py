@@ -75,8 +75,8 @@ def test_what_goes_on_is_told_once_and_its_end_is_recorded(watch: Watch, tmp_pat
     state, _ = sentinels.look(5, WHOLE, state)
     assert state["truncation"] == {"since": None, "memory": {"row": 0}}
     assert listener.now["truncation"] is None
-    found = [(one["event"], one["sentinel"], one["step"]) for one in events(tmp_path)]
-    assert found == [("sentinel", "truncation", 2), ("sentinel_silent", "truncation", 5)]
+    recorded = [(event["event"], event["sentinel"], event["step"]) for event in events(tmp_path)]
+    assert recorded == [("sentinel", "truncation", 2), ("sentinel_silent", "truncation", 5)]
     assert len(listener.warnings) == 1
 
 
@@ -84,7 +84,7 @@ def test_observe_is_silent_but_recorded(watch: Watch, tmp_path: Path) -> None:
     sentinels, listener = watch("observe")
     look_at(sentinels, [CUT, CUT])
     assert (listener.warnings, listener.now) == ([], {})
-    assert [one["action"] for one in events(tmp_path)] == ["observe"]
+    assert [event["action"] for event in events(tmp_path)] == ["observe"]
     sentinels.stop()
 
 
@@ -114,16 +114,18 @@ def test_before_the_first_step_a_stop_is_at_once(watch: Watch) -> None:
 def test_a_process_that_goes_on_from_saved_state_speaks_as_one_that_never_ended(
     tmp_path_factory: pytest.TempPathFactory, cut: list[bool], killed: int, steps: int
 ) -> None:
-    seen = [CUT if one else WHOLE for one in cut]
-    whole = tmp_path_factory.mktemp("whole")
-    with watching(whole, steps=steps) as (sentinels, _):
+    seen = [CUT if is_cut else WHOLE for is_cut in cut]
+    uninterrupted = tmp_path_factory.mktemp("whole")
+    with watching(uninterrupted, steps=steps) as (sentinels, _):
         wanted = look_at(sentinels, seen)
     parts = tmp_path_factory.mktemp("parts")
     state: dict[str, Any] = {}
-    for number, one in enumerate(seen, 1):
+    for number, metrics in enumerate(seen, 1):
         if number - 1 == killed:
             state = json.loads(json.dumps(state))
         with watching(parts, steps=steps) as (sentinels, _):
-            state, _ = sentinels.look(number, one, state)
+            state, _ = sentinels.look(number, metrics, state)
     assert state == wanted
-    assert [one["message"] for one in events(parts)] == [one["message"] for one in events(whole)]
+    assert [event["message"] for event in events(parts)] == [
+        event["message"] for event in events(uninterrupted)
+    ]

@@ -221,7 +221,7 @@ def test_every_kind_of_ifeval_and_of_open_instruct_is_there_and_has_a_case_of_bo
 
 COUNTED = {  # kind -> its count, worked out in another way
     "length_constraints:number_words": lambda text: len(re.sub(r"\W+", " ", text).split()),
-    "keywords:letter_frequency": lambda text: sum(one in "aA" for one in text),
+    "keywords:letter_frequency": lambda text: sum(character in "aA" for character in text),
     "keywords:frequency": lambda text: len(text.lower().split("ab")) - 1,
 }
 
@@ -272,9 +272,9 @@ ONES = ["[", "<<", "*", "** ", "\n", ".", ". ", "a", "A.", '"', "\n* ", "-", "a.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", ONES)
-def test_long_runs_of_one_thing_take_no_quadratic_time(one):
-    text = one * 50_000 + ("" if one.strip() else "a")
+@pytest.mark.parametrize("repeated", ONES)
+def test_long_runs_of_one_thing_take_no_quadratic_time(repeated):
+    text = repeated * 50_000 + ("" if repeated.strip() else "a")
     for name, values in {name: values for name, values, _, _ in CASES}.items():
         assert follows(name, values, text) in (True, False)
 

@@ -97,8 +97,8 @@ def test_a_country_after_the_code_is_not_looked_at():
 def test_a_letter_of_one_language_is_in_no_word_of_the_others_that_share_its_script():
     for code, letters in LETTERS.items():
         for other in set(COMMONEST) - {code}:
-            found = {word for word in COMMONEST[other] if letters & set(word)}
-            assert found == set(), (code, other)
+            foreign_words = {word for word in COMMONEST[other] if letters & set(word)}
+            assert foreign_words == set(), (code, other)
 
 
 @pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344"])

@@ -6,7 +6,7 @@ from postgrad.rewards.ifeval.length import sentences
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("", []),
         (" \n ", []),
@@ -35,16 +35,18 @@ from postgrad.rewards.ifeval.length import sentences
         ("यह एक है। यह दो है।", ["यह एक है।", "यह दो है।"]),
     ],
 )
-def test_sentences_end_where_a_reader_ends_them(text, found):
-    assert sentences(text) == found
+def test_sentences_end_where_a_reader_ends_them(text, expected):
+    assert sentences(text) == expected
 
 
 @given(st.text(alphabet="aA1.?!…。 \n\"'*)é", max_size=60))
 def test_nothing_is_lost_and_every_sentence_has_a_letter_or_digit(text):
-    found = sentences(text)
-    assert all(any(map(str.isalnum, one)) and one == one.strip() for one in found)
-    if found:
-        assert "".join("".join(found).split()) == "".join(text.split())
+    parts = sentences(text)
+    assert all(
+        any(map(str.isalnum, sentence)) and sentence == sentence.strip() for sentence in parts
+    )
+    if parts:
+        assert "".join("".join(parts).split()) == "".join(text.split())
 
 
 @given(st.lists(st.sampled_from(["We go.", "Why not?", "Dr. No came!", "It is 3.5."]), max_size=8))

@@ -200,9 +200,9 @@ def test_check_names_an_unknown_instruction_with_the_nearest_one():
     ],
 )
 def test_check_names_the_value_that_is_wrong(name, values, message):
-    found = reason(name, values)
-    assert message in found
-    assert name in found
+    reason_text = reason(name, values)
+    assert message in reason_text
+    assert name in reason_text
     with pytest.raises(ValueError, match=name):
         score("Words", {"instruction_id_list": [name], "kwargs": [values]})
 

@@ -26,13 +26,13 @@ class OfNobody(layers.Layer):
 
     def command(self, descriptor: int) -> list[str]:
         words = super().command(descriptor)
-        own = layers._interpreter()
-        if not _is_public(own):
-            bound = {sys.base_prefix, str(Path(own).parent)}
+        interpreter = layers._interpreter()
+        if not _is_public(interpreter):
+            bound = {sys.base_prefix, str(Path(interpreter).parent)}
             hidden = [i for i, word in enumerate(words) if word == "--ro-bind-try"]
             dropped = {i + k for i in hidden for k in range(3) if words[i + 1] in bound}
             words = [word for i, word in enumerate(words) if i not in dropped]
-            words = [SYSTEM_PYTHON if word == own else word for word in words]
+            words = [SYSTEM_PYTHON if word == interpreter else word for word in words]
         return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", *words]
 
 
@@ -72,9 +72,9 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if missing is not None:
         pytest.skip(missing)
     os.environ[SECRET] = "7f3a"
-    with Sandbox(request.param) as made:
-        weakness = _weakness(made)
+    with Sandbox(request.param) as opened_sandbox:
+        weakness = _weakness(opened_sandbox)
         if weakness is not None:
             pytest.skip(weakness)
-        yield made
+        yield opened_sandbox
     del os.environ[SECRET]

@@ -178,17 +178,17 @@ def lives(pid):
 
 def test_a_sandbox_that_was_killed_is_started_again(sandbox):
     program = {"mode": "script", "sources": ["print(1)"]}
-    with Sandbox(sandbox.layer) as own:
-        assert own.run([Program(program)], Limits()).output == b"1\n"
+    with Sandbox(sandbox.layer) as own_sandbox:
+        assert own_sandbox.run([Program(program)], Limits()).output == b"1\n"
         before = set(descendants(os.getpid()))
-        inside = set(descendants(own._process.pid))
-        os.kill(own._process.pid, signal.SIGKILL)
-        own._process.wait()
+        inside = set(descendants(own_sandbox._process.pid))
+        os.kill(own_sandbox._process.pid, signal.SIGKILL)
+        own_sandbox._process.wait()
         while any(map(lives, inside)):  # the kernel kills them
             time.sleep(0.01)
         with pytest.raises(SandboxError, match=r"the sandbox \(\w+\)"):
-            own.run([Program(program)], Limits())
-        assert own.run([Program(program)], Limits()).output == b"1\n"
+            own_sandbox.run([Program(program)], Limits())
+        assert own_sandbox.run([Program(program)], Limits()).output == b"1\n"
         assert len(before & set(descendants(os.getpid()))) < len(before)
 
 

@@ -102,14 +102,16 @@ def test_no_expected_value_is_in_the_memory_of_a_program(sandbox, monkeypatch):
         looks: [f"got = f({GIVEN!r})\nprint(got)\nassert got == {SECRET!r}"],
     }  # fmt: skip
     ends, run = [], sandbox.run
-    monkeypatch.setattr(sandbox, "run", lambda *what: ends.append(run(*what)) or ends[-1])
+    monkeypatch.setattr(
+        sandbox, "run", lambda *run_arguments: ends.append(run(*run_arguments)) or ends[-1]
+    )
     verifier = Code(whole_text=True, cpu_seconds=60.0, test_cpu_seconds=20.0)
     for program, tests in cases.items():
         score = verifier.score(PromptView("?", json.dumps(tests)), RolloutView(program))
         assert score.detail["cause"] == "wrong_answer"
     counts = [json.loads(end.output) for end in ends]
     assert [secret for secret, _ in counts] == [0, 0, 0]
-    assert all(given > 0 for _, given in counts)
+    assert all(expected_found > 0 for _, expected_found in counts)
 
 
 def test_a_good_program_still_passes_after_all_of_them(sandbox, monkeypatch):

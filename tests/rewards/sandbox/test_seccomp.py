@@ -19,15 +19,15 @@ def verdict(machine, number, *arguments, arch=None, code=None):
     code = code or seccomp._instructions(machine)
     place, accumulator = 0, 0
     while True:
-        what, if_true, if_false, value = struct.unpack("=HBBI", code[place])
+        operation, if_true, if_false, value = struct.unpack("=HBBI", code[place])
         place += 1
-        if what == 0x06:
+        if operation == 0x06:
             return value
-        if what == 0x20:
+        if operation == 0x20:
             (accumulator,) = struct.unpack_from("=I", data, value)
             continue
         tests = {0x15: accumulator == value, 0x35: accumulator >= value}
-        place += if_true if tests[what] else if_false
+        place += if_true if tests[operation] else if_false
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

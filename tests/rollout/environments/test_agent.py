@@ -34,8 +34,8 @@ SCHEMA = {
 }
 
 
-def world(agent, tokenizer=TOKENIZER, **own):
-    settings = {"type": "agent", "agent": f"helpers.agents:{agent}", **own}
+def world(agent, tokenizer=TOKENIZER, **options):
+    settings = {"type": "agent", "agent": f"helpers.agents:{agent}", **options}
     return dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {})
 
 
@@ -54,7 +54,7 @@ def begun(played, sample=0):
     return episode
 
 
-def told(observation, tokenizer=TOKENIZER):
+def opening(observation, tokenizer=TOKENIZER):
     return tokenizer.decode(observation.token_ids)
 
 
@@ -63,7 +63,7 @@ def test_an_agent_talks_with_the_policy_until_it_ends_and_says_the_reward():
     assert (played.deterministic, played.concurrent) == (False, 16)
     episode = begun(played)
     first = episode.step(turn("a")).result()
-    assert told(first) == "\n<|im_start|>user\nheard 1<|im_end|>\n<|im_start|>assistant\n"
+    assert opening(first) == "\n<|im_start|>user\nheard 1<|im_end|>\n<|im_start|>assistant\n"
     assert (first.done, first.reward, first.failure) == (False, 0.0, None)
     last = episode.step(turn("stop", 1)).result()
     assert (last.done, last.reward, last.failure) == (True, 2.0, None)
@@ -75,13 +75,13 @@ def test_an_agent_may_begin_with_messages_that_are_not_those_of_its_row():
     episode = played.reset(PROMPT, 0)
     first = episode.begin().result()
     assert (first.behind, first.done, first.reward, first.counts) == ("nothing", False, 0.0, {})
-    assert told(first) == (
+    assert opening(first) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTask: begin<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     seen = episode.step(turn("a")).result()
     assert (seen.behind, seen.counts["conversations"]) == ("newest", 1.0)
-    assert told(seen) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert opening(seen) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     last = episode.step(turn("b", 1)).result()
     assert (last.done, last.reward, last.counts["conversations"]) == (True, 1.0, 0.0)
     played.close()
@@ -91,18 +91,18 @@ def test_samples_of_several_agents_do_not_mix():
     played = world("counts")
     episodes = [begun(played, sample) for sample in range(4)]
     first = [episode.step(turn(f"{number}")) for number, episode in enumerate(episodes)]
-    assert all("heard 1" in told(step.result()) for step in first)
+    assert all("heard 1" in opening(step.result()) for step in first)
     steps = [episode.step(turn("stop", 1)) for episode in reversed(episodes[:2])]
     assert [step.result().reward for step in steps] == [2.0, 2.0]
     on = [episode.step(turn("x", 1)).result() for episode in episodes[2:]]
-    assert all("heard 2" in told(seen) for seen in on)
+    assert all("heard 2" in opening(seen) for seen in on)
     played.close()
 
 
 def test_an_agent_that_is_a_plain_function_has_a_process_of_its_own():
     played = world("plain")
     episode = begun(played)
-    assert "and?" in told(episode.step(turn("a")).result())
+    assert "and?" in opening(episode.step(turn("a")).result())
     last = episode.step(turn("b", 1)).result()
     assert (last.done, last.reward) == (True, 0.5)
     played.close()
@@ -152,7 +152,7 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
     end = "<|call|>" if family == "gpt_oss" else ""
     seen = episode.step(turn(call, 0, tokenizer, end=end)).result()
     assert seen.failure is None
-    assert "7" in told(seen, tokenizer)
+    assert "7" in opening(seen, tokenizer)
     last = episode.step(turn(answer, 1, tokenizer)).result()
     assert (last.done, last.reward) == (True, 7.0)
     played.close()
@@ -170,15 +170,15 @@ def test_tools_of_a_request_are_shown_where_the_recipe_states_none(family):
     wanted = tokenizer.apply_chat_template(
         [*MESSAGES], tools=[SCHEMA], tokenize=False, add_generation_prompt=True
     )
-    assert told(first, tokenizer) == wanted
+    assert opening(first, tokenizer) == wanted
     end = "<|call|>" if family == "gpt_oss" else ""
     seen = episode.step(turn(call, 0, tokenizer, end=end)).result()
     assert (seen.failure, seen.behind, seen.tools) == (None, "newest", None)
-    assert "7" in told(seen, tokenizer)
+    assert "7" in opening(seen, tokenizer)
     seen = episode.step(turn(answer, 1, tokenizer)).result()
     assert (seen.failure, seen.behind) == (None, "nothing")
     assert seen.tools == ()  # the request has none
-    assert "The next number." not in told(seen, tokenizer)
+    assert "The next number." not in opening(seen, tokenizer)
     text = "<tool_call>so</tool_call>"  # no mark where no tools are
     seen = episode.step(turn(text, 2, tokenizer)).result()
     assert (seen.failure, seen.done, seen.reward) == (None, True, 7.0)
@@ -251,7 +251,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
     episode = begun(played)
     thought = "<|channel|>analysis<|message|>stop?<|end|><|start|>assistant"
     first = episode.step(turn(f"{thought}<|channel|>final<|message|>on", 0, tokenizer)).result()
-    assert told(first, tokenizer) == ("<|start|>user<|message|>heard 1<|end|><|start|>assistant")
+    assert opening(first, tokenizer) == ("<|start|>user<|message|>heard 1<|end|><|start|>assistant")
     last = episode.step(turn(f"{thought}<|channel|>final<|message|>stop", 1, tokenizer)).result()
     assert (last.done, last.reward) == (True, 2.0)
     played.close()
@@ -260,11 +260,11 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
 def test_thoughts_are_part_of_the_content_where_the_recipe_says_nothing():
     played = world("without_thoughts")
     episode = begun(played)
-    said = "<think>\nWhy?\n</think>\n\nso"
-    seen = episode.step(turn(said)).result()
+    reply_text = "<think>\nWhy?\n</think>\n\nso"
+    seen = episode.step(turn(reply_text)).result()
     assert seen.behind == "newest"
-    assert told(seen) == (
-        f"\n<|im_start|>user\n{json.dumps([None, said])}<|im_end|>\n<|im_start|>assistant\n"
+    assert opening(seen) == (
+        f"\n<|im_start|>user\n{json.dumps([None, reply_text])}<|im_end|>\n<|im_start|>assistant\n"
     )
     played.close()
 
@@ -279,10 +279,10 @@ def test_an_agent_that_drops_thoughts_goes_on_as_sampled_where_it_gets_them_apar
     episode = begun(played)
     seen = episode.step(turn(f"{begin}Why?\n</think>\n\nso ", 0, tokenizer)).result()
     assert (seen.behind, seen.failure) == ("newest", None)
-    assert '["Why?", "so"]' in told(seen, tokenizer)
+    assert '["Why?", "so"]' in opening(seen, tokenizer)
     seen = episode.step(turn(f"{begin}never ends", 1, tokenizer)).result()
     assert (seen.behind, seen.failure) == ("newest", None)
-    assert '["never ends", ""]' in told(seen, tokenizer)
+    assert '["never ends", ""]' in opening(seen, tokenizer)
     assert episode.step(turn("c", 2, tokenizer)).result().reward == 1.0
     played.close()
 
@@ -292,10 +292,10 @@ def test_thoughts_that_an_agent_sends_back_are_the_same_or_another_conversation(
     played = world("writes_thoughts", tokenizer, thoughts="reasoning_content")
     episode = begun(played)
     seen = episode.step(turn("<think>Why?</think>so", 0, tokenizer)).result()
-    assert (seen.behind, told(seen, tokenizer).count("assistant")) == ("newest", 1)
+    assert (seen.behind, opening(seen, tokenizer).count("assistant")) == ("newest", 1)
     seen = episode.step(turn("b", 1, tokenizer)).result()
     assert (seen.behind, seen.failure) == ("nothing", None)
-    assert "so" in told(seen, tokenizer)
+    assert "so" in opening(seen, tokenizer)
     assert episode.step(turn("c", 2, tokenizer)).result().reward == 1.0
     played.close()
 
@@ -310,7 +310,7 @@ def test_calls_without_the_thoughts_before_them_continue_the_conversation(family
     assert episode.begin().result().failure is None
     seen = episode.step(turn(begin + call, 0, tokenizer)).result()
     assert (seen.behind, seen.failure) == ("newest", None)
-    assert "Hm.: 7" in told(seen, tokenizer)
+    assert "Hm.: 7" in opening(seen, tokenizer)
     assert episode.step(turn("c", 1, tokenizer)).result().reward == 1.0
     played.close()
 
@@ -377,7 +377,7 @@ def test_an_agent_that_rewrites_what_was_said_begins_another_conversation():
     episode = begun(played)
     seen = episode.step(turn("a")).result()
     assert (seen.behind, seen.failure) == ("nothing", None)
-    assert told(seen) == (
+    assert opening(seen) == (
         "<|im_start|>user\nbegin<|im_end|>\n<|im_start|>assistant\nother<|im_end|>\n"
         "<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -391,10 +391,10 @@ def test_an_agent_may_go_on_behind_an_earlier_turn_whose_tokens_stay_as_sampled(
     answers = ["a", "b", "c", "d"]
     seen = [episode.step(turn(text, number)).result() for number, text in enumerate(answers)]
     assert [each.behind for each in seen[:3]] == ["newest", 0, 1]
-    assert [told(each).count("assistant") for each in seen[:3]] == [1, 1, 1]
-    assert "left" in told(seen[0])
-    assert "right" in told(seen[1])
-    assert "left again" in told(seen[2])
+    assert [opening(each).count("assistant") for each in seen[:3]] == [1, 1, 1]
+    assert "left" in opening(seen[0])
+    assert "right" in opening(seen[1])
+    assert "left again" in opening(seen[2])
     assert (seen[3].done, seen[3].reward) == (True, 4.0)
     played.close()
 
@@ -407,7 +407,7 @@ def test_requests_at_the_same_time_are_answered_one_after_the_other():
         assert seen[-1].failure is None
         seen.append(episode.step(turn(f"{len(seen)}", len(seen))).result())
     assert [each.behind for each in seen[:3]] == ["nothing"] * 3
-    assert sorted(told(each).partition("user\n")[2][:5] for each in seen[:3]) == [
+    assert sorted(opening(each).partition("user\n")[2][:5] for each in seen[:3]) == [
         "job 0", "job 1", "job 2",
     ]  # fmt: skip
     assert (seen[-1].reward, len(seen)) == (6.0, 4)  # 1 + 2 + 3: each job has its own answer
@@ -424,7 +424,7 @@ def test_calls_and_results_of_a_history_that_an_agent_has_shortened_come_through
     episode = begun(played)
     seen = episode.step(turn(call, 0, tokenizer)).result()
     assert (seen.failure, seen.behind) == (None, "nothing")
-    text = told(seen, tokenizer)
+    text = opening(seen, tokenizer)
     assert "briefly" in text
     assert "begin<|im_end|>" not in text
     assert text.index("next") < text.rindex("7")
@@ -444,7 +444,7 @@ def test_results_are_of_the_calls_of_their_own_conversation():
         for number, text in enumerate(texts)
     ]
     assert [each.behind for each in seen] == ["nothing", 0]
-    assert told(seen[1], tokenizer).startswith("<|start|>functions.next to=assistant")
+    assert opening(seen[1], tokenizer).startswith("<|start|>functions.next to=assistant")
     answer = turn(FAMILIES["gpt_oss"][2], 2, tokenizer)
     assert episode.step(answer).result().reward == 1.0
     played.close()
@@ -521,13 +521,13 @@ def test_only_a_sample_that_is_played_has_a_key():
 
 
 @pytest.mark.parametrize(
-    ("own", "why"),
+    ("options", "why"),
     [
         ({"agent": "helpers.agents:nobody"}, "has no 'nobody'"),
         ({"agent": "helpers.agents:ENDED"}, "is no Python function"),
         ({}, "environment.agent: 'agent' needs it, and it is missing"),
     ],
 )
-def test_settings_that_are_wrong_are_told(own, why):
+def test_settings_that_are_wrong_are_told(options, why):
     with pytest.raises(UsageError, match=why):
-        build(EnvironmentSettings.model_validate({"type": "agent", **own}))
+        build(EnvironmentSettings.model_validate({"type": "agent", **options}))

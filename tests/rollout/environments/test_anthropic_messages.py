@@ -53,11 +53,11 @@ def test_marks_for_a_cache_and_a_bill_change_no_message_and_no_tool() -> None:
         ],
         "metadata": {"user_id": "5"}, **CACHED,
     }  # fmt: skip
-    one, other = (API.request(body, {}) for body in (plain, marked))
-    for request in (one, other):  # parts are read as one text
+    plain_request, other = (API.request(body, {}) for body in (plain, marked))
+    for request in (plain_request, other):  # parts are read as one text
         for message in request["messages"]:
             message["content"] = "".join(part["text"] for part in message["content"])
-    assert one == other
+    assert plain_request == other
     assert other["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
@@ -85,9 +85,9 @@ def test_images_are_data_urls_in_words_and_in_results() -> None:
 def test_the_blocks_of_an_answer_are_one_message_again() -> None:
     content = API.reply({}, ANSWER)["content"]
     assert [block["type"] for block in content] == ["thinking", "text", "tool_use"]
-    (said,) = messages({"role": "assistant", "content": content})
-    assert (said["content"], said["reasoning_content"]) == (text("so"), "Hm.")
-    assert said["tool_calls"] == [CALL]
+    (message,) = messages({"role": "assistant", "content": content})
+    assert (message["content"], message["reasoning_content"]) == (text("so"), "Hm.")
+    assert message["tool_calls"] == [CALL]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_thread_keeps_what_it_has_been_sent() -> None:
     API.keep(created, reply, earlier)
     on = {"role": "user", "content": "on"}
     thread = {"type": "continue", "previous_message_id": reply["id"]}
-    said = {"role": "assistant", "content": reply["content"]}
+    assistant_message = {"role": "assistant", "content": reply["content"]}
     sent = API.request({"messages": [on], "thread": thread}, earlier)
-    assert sent == API.request({**body, "messages": [USER, said, on]}, {})
+    assert sent == API.request({**body, "messages": [USER, assistant_message, on]}, {})
     thread["previous_message_id"] = "msg_0"
     with pytest.raises(ValueError, match="goes on from no message that this sample keeps"):
         API.request({"messages": [on], "thread": thread}, earlier)

@@ -103,8 +103,8 @@ class _Slow(_Party):
         return super().step(text)
 
 
-def played(kind, environment="Host", **own):
-    settings = {"type": f"{__name__}:{environment}", "kind": kind, **own}
+def played(kind, environment="Host", **options):
+    settings = {"type": f"{__name__}:{environment}", "kind": kind, **options}
     return dialogue(EnvironmentSettings.model_validate(settings), TOKENIZER, {})
 
 
@@ -217,19 +217,21 @@ class _Opening:
     def begin(self) -> Step:
         self._rules.begun += 1
         sample = self._sample
-        own = Observation(np.array([50, 50 + sample], np.int32), False, behind="nothing")
+        own_observation = Observation(
+            np.array([50, 50 + sample], np.int32), False, behind="nothing"
+        )
         prompt = Observation(np.zeros(0, np.int32), done=False)
         fault = EpisodeFailure("error", "no game is free")
         broken = Observation(np.zeros(0, np.int32), done=True, failure=fault)
-        return self._given((prompt, own, own, broken)[sample % 4])
+        return self._opening_for((prompt, own_observation, own_observation, broken)[sample % 4])
 
     def step(self, response: Completion) -> Step:
-        return self._given(Observation(np.array([7], np.int32), done=response.turn == 1))
+        return self._opening_for(Observation(np.array([7], np.int32), done=response.turn == 1))
 
     def close(self) -> None:
         """Keeps nothing."""
 
-    def _given(self, observation: Observation) -> Step:
+    def _opening_for(self, observation: Observation) -> Step:
         late = self._rules.late
         return Step(done(observation) if late is None else late(observation), lambda ended: ended)
 
@@ -251,13 +253,13 @@ def length(ticket: int, sample: int, turn: int) -> int:
     return 1 + (3 * ticket + 2 * sample + turn) % 5
 
 
-def sampler(engine: Any, environment: Any, **own: Any) -> GroupSampler:
-    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: environment}), **own)
+def sampler(engine: Any, environment: Any, **options: Any) -> GroupSampler:
+    spec = SamplingSpec(4, SAMPLING, 0, Environments({None: environment}), **options)
     return GroupSampler(engine, Chosen(lambda t, s: 1.0), spec, Words())
 
 
-def sampled(engine: Any, environment: Any, **own: Any) -> list[ScoredGroup]:
-    samples = sampler(engine, environment, **own)
+def sampled(engine: Any, environment: Any, **options: Any) -> list[ScoredGroup]:
+    samples = sampler(engine, environment, **options)
     samples.start([Numbers(100).draw(ticket, 0) for ticket in range(3)])
     return samples.finish(range(3))
 
@@ -396,9 +398,9 @@ def test_samples_of_a_version_in_which_no_environment_began_are_drawn_from_their
     before._take(engine.completed())
     before.cut()
     arrays = dict(to_arrays(before.groups, {0: 0}))
-    said = json.loads(arrays["replies"].tobytes())
-    older = [reply for reply in said if not reply.get("begins")]
-    assert 0 < len(older) < len(said)
+    stored_replies = json.loads(arrays["replies"].tobytes())
+    older = [reply for reply in stored_replies if not reply.get("begins")]
+    assert 0 < len(older) < len(stored_replies)
     arrays["replies"] = np.frombuffer(json.dumps(older).encode(), np.uint8)
     other = Openings(deterministic=False)
     spec = SamplingSpec(4, SAMPLING, 0, Environments({None: other}))

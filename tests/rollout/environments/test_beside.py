@@ -27,9 +27,9 @@ def _mine_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def world(warn=None, **own):
-    made = EnvironmentSettings.model_validate({"type": "my_environments:Awaiting", **own})
-    return dialogue(made, chat_tokenizer(), {}, warn=warn)
+def world(warn=None, **options):
+    settings = EnvironmentSettings.model_validate({"type": "my_environments:Awaiting", **options})
+    return dialogue(settings, chat_tokenizer(), {}, warn=warn)
 
 
 def turn(text="hello", finish="stop"):
@@ -199,7 +199,7 @@ def test_what_was_called_before_the_end_ends_itself(side):
 
 
 def test_what_is_called_later_and_fails_is_told(side, monkeypatch):
-    told = []
+    reports = []
 
     def plain():
         raise OSError("no such container")
@@ -212,9 +212,9 @@ def test_what_is_called_later_and_fails_is_told(side, monkeypatch):
 
     monkeypatch.setattr(beside, "_CLOSING", 0.4)
     for call in (plain, late, never):
-        side.later(call, told.append)
+        side.later(call, reports.append)
     side.close()
-    assert [text.partition(" (")[0] for text in told] == [
+    assert [text.partition(" (")[0] for text in reports] == [
         "OSError: no such container",
         "SystemExit: bye",
         "it had not ended when the run did",
@@ -223,15 +223,15 @@ def test_what_is_called_later_and_fails_is_told(side, monkeypatch):
 
 @pytest.mark.parametrize("warned", [True, False])
 def test_a_course_that_cannot_close_is_told_with_its_environment(warned):
-    told = []
-    played = world(kind="unclosable", warn=told.append if warned else None)
+    reports = []
+    played = world(kind="unclosable", warn=reports.append if warned else None)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         played.reset(PROMPT, 0).step(turn(finish="length"))  # no thread yet, nothing is open
         played.reset(PROMPT, 0).step(turn()).result()
         played.reset(PROMPT, 0).step(turn(finish="length"))
         played.close()
-    (text,) = told if warned else [str(each.message) for each in raised]
+    (text,) = reports if warned else [str(each.message) for each in raised]
     assert text.startswith(
         "environment 'my_environments:Awaiting': close failed: OSError: it is stuck (my_env"
     )

@@ -38,9 +38,9 @@ def completion(tokenizer, text, end=True, finish="stop"):
     return Completion(5, 0, 0, ids, np.zeros(len(ids), np.float32), finish, ((0, len(ids)),), text)
 
 
-def started(tokenizer, max_turns=8, **own):
-    made = EnvironmentSettings.model_validate({**LOUD, "max_turns": max_turns, **own})
-    return dialogue(made, tokenizer, {}).reset(PROMPT, 0)
+def started(tokenizer, max_turns=8, **options):
+    chat_settings = EnvironmentSettings.model_validate({**LOUD, "max_turns": max_turns, **options})
+    return dialogue(chat_settings, tokenizer, {}).reset(PROMPT, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -61,21 +61,21 @@ def test_prompt_turns_and_observations_are_the_templates_own_tokens(family, data
     template = Template(tokenizer, {})
     messages = [{"role": "user", "content": data.draw(text)}]
 
-    def whole(**more):
+    def rendered(**more):
         return tokenizer.apply_chat_template(messages, tokenize=False, **more)
 
-    tokens = ids_of(tokenizer, whole(add_generation_prompt=True))
+    tokens = ids_of(tokenizer, rendered(add_generation_prompt=True))
     for _ in range(data.draw(st.integers(1, 3))):
         turn, role = data.draw(text), data.draw(st.sampled_from(roles))
         reply = [
-            {"role": role, "content": one}
-            for one in data.draw(st.lists(text, min_size=1, max_size=2))
+            {"role": role, "content": content}
+            for content in data.draw(st.lists(text, min_size=1, max_size=2))
         ]
-        said = ids_of(tokenizer, turn + tokenizer.eos_token)
-        assert template.closed(np.array(said, np.int32))
-        tokens += [*said, *template.after(reply, closed=True).tolist()]
+        turn_ids = ids_of(tokenizer, turn + tokenizer.eos_token)
+        assert template.closed(np.array(turn_ids, np.int32))
+        tokens += [*turn_ids, *template.after(reply, closed=True).tolist()]
         messages += [{"role": "assistant", "content": turn}, *reply]
-    assert tokens == ids_of(tokenizer, whole(add_generation_prompt=True))
+    assert tokens == ids_of(tokenizer, rendered(add_generation_prompt=True))
 
 
 SHOWN = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -92,10 +92,10 @@ def test_calls_and_their_results_are_the_templates_own_tokens(family, data):
     text = st.text(alphabet=PRINTABLE, min_size=1).map(str.strip).filter(bool)
     messages = [{"role": "user", "content": data.draw(text)}]
 
-    def whole(**more):
+    def rendered(**more):
         return tokenizer.apply_chat_template(messages, tools=SHOWN, tokenize=False, **more)
 
-    start = whole(add_generation_prompt=True)
+    start = rendered(add_generation_prompt=True)
     tokens, answered = ids_of(tokenizer, start), 0
     for _ in range(data.draw(st.integers(1, 3))):
         results = data.draw(st.lists(text, min_size=1, max_size=1 if family == "gpt_oss" else 3))
@@ -108,16 +108,16 @@ def test_calls_and_their_results_are_the_templates_own_tokens(family, data):
             for i in names
         ]
         messages += [{"role": "assistant", "content": "", "tool_calls": calls}]
-        turn = whole().removeprefix(start)
-        said = np.array(ids_of(tokenizer, turn.removesuffix("\n")), np.int32)
-        assert template.closed(said)
+        turn = rendered().removeprefix(start)
+        turn_ids = np.array(ids_of(tokenizer, turn.removesuffix("\n")), np.int32)
+        assert template.closed(turn_ids)
         replies = [
             {"role": "tool", "content": content, "tool_call_id": i, "name": "f"}
             for i, content in zip(names, results, strict=True)
         ]
         messages += replies
-        tokens += [*said.tolist(), *template.after(replies, closed=True).tolist()]
-        start = whole(add_generation_prompt=True)
+        tokens += [*turn_ids.tolist(), *template.after(replies, closed=True).tolist()]
+        start = rendered(add_generation_prompt=True)
     assert tokens == ids_of(tokenizer, start)
 
 
@@ -152,7 +152,7 @@ def test_a_turn_that_a_stop_string_ended_is_closed_by_the_template(family):
     template = Template(tokenizer, {})
     reply = [{"role": "user", "content": "on"}]
     assert not template.closed(np.array(ids_of(tokenizer, "abc"), np.int32))
-    opened, closed = (template.after(reply, closed=one) for one in (False, True))
+    opened, closed = (template.after(reply, closed=is_closed) for is_closed in (False, True))
     assert tokenizer.decode(opened) == tokenizer.eos_token + tokenizer.decode(closed)
 
 
@@ -253,11 +253,11 @@ def test_an_environment_that_fails_to_resume_is_a_failure_of_that_sample_alone(r
         tokenizer,
         {},
     )
-    said = completion(tokenizer, "a")
-    recorded = [(said, world.reset(PROMPT, 0).step(said).result())]
+    reply_completion = completion(tokenizer, "a")
+    recorded = [(reply_completion, world.reset(PROMPT, 0).step(reply_completion).result())]
     episode = world.resume(PROMPT, 0, None, recorded)
     assert episode is not None
-    failure = episode.step(said).result().failure
+    failure = episode.step(reply_completion).result().failure
     assert failure is not None
     assert why in failure.message
 
@@ -334,8 +334,8 @@ def test_the_end_of_a_reply_that_nothing_has_room_for_is_not_tokenised(monkeypat
 
 
 def test_a_reply_that_is_far_too_long_ends_its_episode_for_its_length():
-    made = EnvironmentSettings.model_validate(LOUD)
-    played = dialogue(made, FAMILIES["chatml"][0], {}, most=40)
+    chat_settings = EnvironmentSettings.model_validate(LOUD)
+    played = dialogue(chat_settings, FAMILIES["chatml"][0], {}, most=40)
     spec = SamplingSpec(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 40)
     sample = OpenSample(PROMPT, 0, spec)
     seen = sample.take(completion(FAMILIES["chatml"][0], "so " * 4000)).result()

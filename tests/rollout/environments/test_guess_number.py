@@ -18,10 +18,10 @@ def prompt(low=10, high=40, secret=25, **more):
 def test_a_guess_is_answered_by_the_way_to_go_until_it_hits():
     game = GuessNumber(miss_reward=-0.1).start(prompt(), 0)
     replies = [game.step(text) for text in ("20", " 30 ", "25")]
-    said = [[message["content"] for message in one.messages] for one in replies]
-    assert said == [["higher, from 21 to 40"], ["lower, from 21 to 29"], []]
-    assert [one.reward for one in replies] == [-0.1, -0.1, 1.0]
-    assert [one.done for one in replies] == [False, False, True]
+    answers = [[message["content"] for message in each.messages] for each in replies]
+    assert answers == [["higher, from 21 to 40"], ["lower, from 21 to 29"], []]
+    assert [each.reward for each in replies] == [-0.1, -0.1, 1.0]
+    assert [each.done for each in replies] == [False, False, True]
     assert replies[2].counts == {"hits": 1.0, "malformed": 0.0}
 
 
@@ -60,11 +60,11 @@ def test_halving_finds_every_secret_of_made_rows_in_five_guesses(seed, size):
 
 
 def test_the_player_of_the_rows_keeps_to_what_is_possible_and_ends_with_a_hit():
-    made = list(rows(200, 3))
-    assert made == list(rows(200, 3))
-    assert made[:50] == list(rows(50, 3))
-    assert made != list(rows(200, 4))
-    for row in made:
+    game_rows = list(rows(200, 3))
+    assert game_rows == list(rows(200, 3))
+    assert game_rows[:50] == list(rows(50, 3))
+    assert game_rows != list(rows(200, 4))
+    for row in game_rows:
         game = GuessNumber().start(prompt(**row), 0)
         question, *moves = row["messages"]
         assert question["content"] == row["question"]

@@ -71,21 +71,23 @@ def turn(tokenizer, text, number=0):
 def parts(*contents):
     """A message's content: texts, and files of images."""
     return [
-        {"type": "text", "text": one} if isinstance(one, str) else {"type": "image", "image": one}
-        for one in contents
+        {"type": "text", "text": content}
+        if isinstance(content, str)
+        else {"type": "image", "image": content}
+        for content in contents
     ]
 
 
-def replied(monkeypatch, tokenizer, reader, *messages, **own):
+def replied(monkeypatch, tokenizer, reader, *messages, **options):
     """The observation of replies with `messages`."""
     from my_environments import Saying
 
     monkeypatch.setattr(Saying, "messages", messages)
-    settings = EnvironmentSettings.model_validate({**SAYING, **own})
+    settings = EnvironmentSettings.model_validate({**SAYING, **options})
     return dialogue(settings, tokenizer, {}, reader).reset(PROMPT, 0)
 
 
-def whole(tokenizer, reader, messages):
+def full_ids(tokenizer, reader, messages):
     """The tokens of a conversation, as rows are read."""
     (text,) = prompts(tokenizer, [messages], variables={}, parts=True)
     (filled,) = with_image_texts([Rendered(text, (), "")], messages, reader)
@@ -108,16 +110,16 @@ def test_tokens_and_images_of_an_episode_are_those_of_the_whole_conversation(
     placed = list(reader.placed(np.array(ids), digests))
     renders = Template(tokenizer, {}, reader)
     for before, images in ((1, digests), (3, [])):
-        said = tokenizer("ab" + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        turn_ids = tokenizer("ab" + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
         answer = {"role": "user", "content": f"see {MARK * len(images)} now"}
         answer |= {"images": images} if images else {}
         hashable = {**answer, "images": tuple(images)} if images else answer
         tokens, shown = renders.seen([hashable], closed=True, before=before)
-        ids += said
+        ids += turn_ids
         placed += [image.moved(len(ids)) for image in shown]
         ids += tokens.tolist()
         messages += [{"role": "assistant", "content": "ab"}, answer]
-    assert ids == whole(tokenizer, reader, messages)
+    assert ids == full_ids(tokenizer, reader, messages)
     every = reader.placed(np.array(ids), [digests[0], *digests])
     assert [(i.digest, i.runs, i.grid) for i in placed] == [
         (i.digest, i.runs, i.grid) for i in every
@@ -126,16 +128,16 @@ def test_tokens_and_images_of_an_episode_are_those_of_the_whole_conversation(
 
 def test_a_reply_may_have_images_in_several_messages_and_forms(monkeypatch, models, tmp_path):
     tokenizer, reader = reads(models)
-    one, two = picture(1, 16, 16), picture(2, 24, 16)
-    url = f"data:image/png;base64,{base64.b64encode(two).decode()}"
+    first_image, second_image = picture(1, 16, 16), picture(2, 24, 16)
+    url = f"data:image/png;base64,{base64.b64encode(second_image).decode()}"
     episode = replied(
         monkeypatch, tokenizer, reader,
-        {"role": "user", "content": parts("see ", one, one)},
+        {"role": "user", "content": parts("see ", first_image, first_image)},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]},
         {"role": "user", "content": "and?"},
     )  # fmt: skip
     seen = episode.step(turn(tokenizer, "ab")).result()
-    digests = [image_store().add(content) for content in (one, one, two)]
+    digests = [image_store().add(content) for content in (first_image, first_image, second_image)]
     assert [image.digest for image in seen.images] == digests
     assert {file.name for file in (tmp_path / "images").iterdir()} == set(digests)
     assert [len(image.at) for image in seen.images] == [4, 4, 6]
@@ -197,8 +199,8 @@ def test_an_episode_that_goes_on_counts_the_images_that_it_has_shown(monkeypatch
     world = dialogue(settings, tokenizer, {}, reader)
     episode, recorded = world.reset(PROMPT, 0), []
     for number in range(2):
-        said = turn(tokenizer, "a", number)
-        recorded.append((said, episode.step(said).result()))
+        turn_completion = turn(tokenizer, "a", number)
+        recorded.append((turn_completion, episode.step(turn_completion).result()))
     goes_on = world.resume(PROMPT, 0, None, recorded)
     assert "max_images" in goes_on.step(turn(tokenizer, "a", 2)).result().failure.message
 
@@ -243,10 +245,10 @@ def test_a_second_image_is_a_failure_for_a_type_that_writes_several_otherwise(mo
     assert "makes other tokens of an image" in second.failure.message
 
 
-def tools(models, reader=True, **own):
+def tools(models, reader=True, **options):
     tokenizer, reads_images = reads(models)
     tokenizer.chat_template = TOOLS + tokenizer.chat_template
-    settings = EnvironmentSettings.model_validate({"type": "tools", **own})
+    settings = EnvironmentSettings.model_validate({"type": "tools", **options})
     return tokenizer, dialogue(settings, tokenizer, {}, reads_images if reader else None)
 
 

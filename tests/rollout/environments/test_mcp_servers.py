@@ -121,7 +121,7 @@ def test_a_program_that_is_no_server_is_told_at_the_start():
 
 
 @pytest.mark.parametrize(
-    ("own", "why"),
+    ("options", "why"),
     [
         ({}, "either command or url"),
         ({"command": ("x",), "url": "http://127.0.0.1/mcp"}, "either command or url"),
@@ -129,9 +129,9 @@ def test_a_program_that_is_no_server_is_told_at_the_start():
         ({"url": "file:///etc/passwd"}, "an address such as"),
     ],
 )
-def test_a_server_is_a_program_or_an_address_of_this_machine(own, why):
+def test_a_server_is_a_program_or_an_address_of_this_machine(options, why):
     with pytest.raises(UsageError, match=why):
-        MCPServer(**own)
+        MCPServer(**options)
     assert MCPServer(url="http://[::1]:80/mcp").url
     assert MCPServer(url="https://example.org/mcp", remote=True).url
 
@@ -139,10 +139,10 @@ def test_a_server_is_a_program_or_an_address_of_this_machine(own, why):
 @pytest.mark.slow
 def test_the_policy_calls_a_servers_tools_and_a_hanging_one_is_a_failure():
     tokenizer = chat_tokenizer(HERMES)
-    own = {"type": "tools", "mcp": {"numbers": {"command": COMMAND}}}
-    played = dialogue(EnvironmentSettings.model_validate(own), tokenizer, {})
+    mcp_settings = {"type": "tools", "mcp": {"numbers": {"command": COMMAND}}}
+    played = dialogue(EnvironmentSettings.model_validate(mcp_settings), tokenizer, {})
     hasty = dialogue(
-        EnvironmentSettings.model_validate({**own, "step_seconds": 1.0}), tokenizer, {}
+        EnvironmentSettings.model_validate({**mcp_settings, "step_seconds": 1.0}), tokenizer, {}
     )
     assert not played.deterministic
     assert played.concurrent == 16

@@ -115,9 +115,15 @@ def server(request):
     return request.getfixturevalue(request.param)
 
 
-def world(server, **own):
+def world(server, **options):
     address, python = server
-    settings = {"type": "openenv", "url": address, "python": python, "observation": "text", **own}
+    settings = {
+        "type": "openenv",
+        "url": address,
+        "python": python,
+        "observation": "text",
+        **options,
+    }
     return dialogue(EnvironmentSettings.model_validate(settings), TOKENIZER, {})
 
 
@@ -208,8 +214,8 @@ def test_a_turn_that_is_no_action_costs_what_the_recipe_says(server):
 
 def test_rows_show_what_a_reset_shows_and_another_observation_is_a_failure(server):
     address, python = server
-    made = list(rows(3, 40, address, python, "text"))
-    assert made[2] == {
+    reset_rows = list(rows(3, 40, address, python, "text"))
+    assert reset_rows[2] == {
         "question": "game 42", "reset": {"seed": 42}, "observation": "game 42", "answer": "",
     }  # fmt: skip
     played = world(server)
@@ -248,15 +254,15 @@ def test_actions_with_several_fields_are_json(fake):
 
 
 @pytest.mark.parametrize(
-    ("own", "why"),
+    ("options", "why"),
     [
         ({"url": "127.0.0.1:8000"}, "an address such as"),
         ({"url": "http://openenv.example:8000"}, "say remote = true"),
     ],
 )
-def test_a_wrong_address_is_refused(own, why):
+def test_a_wrong_address_is_refused(options, why):
     with pytest.raises(UsageError, match=why):
-        build(EnvironmentSettings.model_validate({"type": "openenv", **own}))
+        build(EnvironmentSettings.model_validate({"type": "openenv", **options}))
 
 
 def test_a_server_that_does_not_answer_is_named(fake):

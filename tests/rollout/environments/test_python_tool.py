@@ -27,14 +27,14 @@ def test_what_a_program_prints_is_the_result() -> None:
 
 
 def test_an_error_is_told_with_what_was_printed_before_it() -> None:
-    told = python("print('so far')\n1 / 0")
-    assert told.startswith("so far\n")
-    assert told.endswith("ZeroDivisionError: division by zero")
+    output = python("print('so far')\n1 / 0")
+    assert output.startswith("so far\n")
+    assert output.endswith("ZeroDivisionError: division by zero")
     assert "SyntaxError" in python("print(")
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "output"),
     [
         ("while True: pass", "it used up its 2 s of CPU time"),
         ("x = bytearray(10**10)", "MemoryError"),
@@ -43,8 +43,8 @@ def test_an_error_is_told_with_what_was_printed_before_it() -> None:
         ("import os; os.fork()", "Error"),
     ],
 )
-def test_what_a_program_may_not_do_is_told_to_the_model(code: str, told: str) -> None:
-    assert told in python(code)
+def test_what_a_program_may_not_do_is_told_to_the_model(code: str, output: str) -> None:
+    assert output in python(code)
 
 
 def test_nothing_is_kept_for_the_next_program() -> None:

@@ -42,8 +42,8 @@ def test_the_items_of_an_answer_are_one_message_again() -> None:
     output = API.reply({}, ANSWER)["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
     result = {"type": "function_call_output", "call_id": "a", "output": "7"}
-    said, tool, again = messages([*output, result, *output])
-    for message in (said, again):
+    thinking_answer, tool, again = messages([*output, result, *output])
+    for message in (thinking_answer, again):
         (text,) = message["content"]
         assert (message["role"], text["text"]) == ("assistant", "so")
         assert (message["reasoning_content"], message["tool_calls"]) == ("Hm.", [CALL])
@@ -51,10 +51,13 @@ def test_the_items_of_an_answer_are_one_message_again() -> None:
 
 
 def test_answers_next_to_each_other_stay_apart() -> None:
-    said = {"role": "assistant", "content": "a"}
+    first_answer = {"role": "assistant", "content": "a"}
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
-    assert messages([said, {**said, "content": "b"}]) == [said, {**said, "content": "b"}]
-    first, second = messages([said, thought, {**said, "content": "b"}])
+    assert messages([first_answer, {**first_answer, "content": "b"}]) == [
+        first_answer,
+        {**first_answer, "content": "b"},
+    ]
+    first, second = messages([first_answer, thought, {**first_answer, "content": "b"}])
     assert (first, second) == (
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "Hm."},
@@ -62,8 +65,8 @@ def test_answers_next_to_each_other_stay_apart() -> None:
 
 
 def test_thoughts_that_a_client_has_taken_out_are_none() -> None:
-    (said,) = messages([{"type": "reasoning", "summary": [], "encrypted_content": "x"}])
-    assert said["reasoning_content"] == ""
+    (message,) = messages([{"type": "reasoning", "summary": [], "encrypted_content": "x"}])
+    assert message["reasoning_content"] == ""
 
 
 def test_tools_have_the_form_of_chat_completions_without_what_only_the_service_reads() -> None:

@@ -80,13 +80,13 @@ def test_what_a_template_writes_for_calls_is_read_back_as_these_calls(family, as
         turns="last", variables={"tools": SHOWN},
     )  # fmt: skip
     ((start, end),) = text.spans
-    said = text.text[start:end].removesuffix(special[0]).removesuffix("<|call|>")
+    model_text = text.text[start:end].removesuffix(special[0]).removesuffix("<|call|>")
     thought = "" if family == "gpt_oss" else thought  # it has a channel for them
-    said = thought + said
+    model_text = thought + model_text
     kept = ids if family in ("kimi", "mistral_list") else [""] * len(ids)
     expected = [Call(name, arguments, i) for i, (name, arguments) in zip(kept, asked, strict=True)]
-    assert calls_in(said, style, {}) == expected
-    assert text_beside(said, style) == thought.strip()
+    assert calls_in(model_text, style, {}) == expected
+    assert text_beside(model_text, style) == thought.strip()
 
 
 def test_the_chat_template_says_which_format_a_model_writes():
@@ -150,9 +150,9 @@ def test_what_was_only_thought_is_no_call():
     ],
 )
 def test_a_malformed_hermes_call_says_why(text, reason):
-    (found,) = calls_in(text, "hermes", {})
-    assert isinstance(found, Malformed)
-    assert reason in found.reason
+    (malformed,) = calls_in(text, "hermes", {})
+    assert isinstance(malformed, Malformed)
+    assert reason in malformed.reason
 
 
 @pytest.mark.parametrize(
@@ -166,16 +166,16 @@ def test_a_malformed_hermes_call_says_why(text, reason):
     ],
 )
 def test_a_malformed_llama_call_says_why(text, reason):
-    (found,) = calls_in(text, "llama", {})
-    assert isinstance(found, Malformed)
-    assert reason in found.reason
+    (malformed,) = calls_in(text, "llama", {})
+    assert isinstance(malformed, Malformed)
+    assert reason in malformed.reason
 
 
 def test_calls_and_broken_ones_keep_their_order():
     good = json.dumps({"name": "add", "arguments": ADD})
-    found = calls_in(f"<tool_call>{good}</tool_call><tool_call>{{</tool_call>", "hermes", {})
-    assert found[0] == Call("add", ADD)
-    assert isinstance(found[1], Malformed)
+    calls = calls_in(f"<tool_call>{good}</tool_call><tool_call>{{</tool_call>", "hermes", {})
+    assert calls[0] == Call("add", ADD)
+    assert isinstance(calls[1], Malformed)
 
 
 SCHEMAS = {
@@ -319,10 +319,10 @@ THOUGHT = "<|channel|>analysis<|message|>to=functions.g? No.<|end|><|start|>assi
 
 
 def test_a_call_of_gpt_oss_is_a_message_to_a_function_whatever_its_channel():
-    said = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    spoken = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
-    assert calls_in(THOUGHT + said + call, "harmony", {}) == [Call("f", {"a": 1})]
-    assert text_beside(THOUGHT + said + call, "harmony") == "I look it up."
+    assert calls_in(THOUGHT + spoken + call, "harmony", {}) == [Call("f", {"a": 1})]
+    assert text_beside(THOUGHT + spoken + call, "harmony") == "I look it up."
     late = call.replace("commentary to=functions.f ", "analysis to=functions.f code")
     assert calls_in(THOUGHT + late, "harmony", {}) == [Call("f", {"a": 1})]
 

@@ -26,20 +26,20 @@ def _mine_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def tools(names=ALL, template=HERMES, **own):
-    made = EnvironmentSettings.model_validate({"type": "tools", "tools": names, **own})
-    return build(made).for_template(template)
+def tools(names=ALL, template=HERMES, **options):
+    settings = EnvironmentSettings.model_validate({"type": "tools", "tools": names, **options})
+    return build(settings).for_template(template)
 
 
 def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def said(text, **own):
+def say(text, **options):
     """What the tools reply to one turn, and the reply itself."""
 
     async def replied():
-        world = tools(**own)
+        world = tools(**options)
         async with world.running():
             return await world.start(PROMPT, 0).step(text)
 
@@ -48,7 +48,7 @@ def said(text, **own):
 
 
 def test_a_call_gets_the_tools_result_and_the_episode_goes_on():
-    text, reply = said("I compute." + call("calculator", expression="6 * 7"))
+    text, reply = say("I compute." + call("calculator", expression="6 * 7"))
     assert text == ["42"]
     assert reply.messages[0]["role"] == "tool"
     assert not reply.done
@@ -56,7 +56,7 @@ def test_a_call_gets_the_tools_result_and_the_episode_goes_on():
 
 
 def test_an_answer_without_a_call_ends_the_episode():
-    text, reply = said("It is 42.")
+    text, reply = say("It is 42.")
     assert (text, reply.done, reply.counts["calls"]) == ([], True, 0.0)
 
 
@@ -64,10 +64,10 @@ def test_a_template_of_marked_parameters_is_answered_by_the_types_of_the_tool():
     """As Qwen3-Coder and Qwen 3.5 write calls."""
     values = "<parameter=text>\nab\n</parameter>\n<parameter=times>\n2\n</parameter>"
     turn = f"<tool_call>\n<function=shout>\n{values}\n</function>\n</tool_call>"
-    assert said(turn, template=QWEN_XML)[0] == ["ABAB"]
+    assert say(turn, template=QWEN_XML)[0] == ["ABAB"]
     wrong = turn.replace("\n2\n", "\ntwo\n")
-    told = "Error: the argument 'times' of shout is of type integer"
-    assert said(wrong, template=QWEN_XML)[0] == [told]
+    type_error = "Error: the argument 'times' of shout is of type integer"
+    assert say(wrong, template=QWEN_XML)[0] == [type_error]
 
 
 EXPRESSION = '{"expression": "6 * 7"}'
@@ -88,8 +88,8 @@ WRITTEN = {  # a call of the calculator, as each family writes it
 @pytest.mark.parametrize("family", WRITTEN)
 def test_every_family_calls_a_tool_reads_its_result_and_what_was_wrong(family):
     tokenizer = chat_tokenizer(*WITH_TOOLS[family])
-    made = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
-    world = dialogue(made, tokenizer, {})
+    settings = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
+    world = dialogue(settings, tokenizer, {})
     end = "<|call|>" if family == "gpt_oss" else tokenizer.eos_token
     course = world.chat.start(PROMPT, 0)
     seen = []
@@ -99,11 +99,11 @@ def test_every_family_calls_a_tool_reads_its_result_and_what_was_wrong(family):
         assert reply.counts["calls"] == 1.0
         observed = world.template.after(reply.messages, closed=world.template.closed(ids))
         seen.append((reply.messages[0], tokenizer.decode(observed)))
-    (right, text), (wrong, told) = seen
+    (right, text), (wrong, correction) = seen
     assert (right["content"], right["name"]) == ("42", "calculator")
     assert "42" in text
     assert wrong["content"].startswith("Error: ")
-    assert "JSON" in told
+    assert "JSON" in correction
     ids = [right["tool_call_id"], wrong["tool_call_id"]]
     assert ids == (
         ["functions.calculator:0"] * 2 if family == "kimi" else ["call00000", "call00001"]
@@ -121,11 +121,11 @@ def test_a_course_behind_turns_of_another_process_counts_calls_on():
 
 def test_several_calls_are_answered_in_order():
     two = call("shout", text="ab", times=2) + call("pair", flag=True, size=1)
-    assert said(two)[0] == ["ABAB", '{"flag": true, "size": 1}']
+    assert say(two)[0] == ["ABAB", '{"flag": true, "size": 1}']
 
 
 @pytest.mark.parametrize(
-    ("turn", "told"),
+    ("turn", "correction"),
     [
         ("<tool_call>{", "not closed"),
         (call("calc"), "no tool 'calc'; there is: calculator, shout, pair, fails"),
@@ -141,32 +141,32 @@ def test_several_calls_are_answered_in_order():
         (call("fails", how="zero"), "it failed"),
     ],
 )
-def test_a_call_that_is_wrong_is_told_so_and_counted(turn, told):
-    text, reply = said(turn, malformed_reward=-0.5)
+def test_a_call_that_is_wrong_is_told_so_and_counted(turn, correction):
+    text, reply = say(turn, malformed_reward=-0.5)
     assert text[0].startswith("Error: ")
-    assert told in text[0]
+    assert correction in text[0]
     assert reply.counts == {"calls": 1.0, "malformed_calls": 1.0}
     assert (reply.done, reply.reward) == (False, -0.5)
 
 
 def test_what_else_a_tool_raises_is_a_failure_of_its_sample():
     with pytest.raises(StepFailed, match=r"'fails' failed on \{\"how\": \"type\"\}: .*TypeError"):
-        said(call("fails", how="type"))
+        say(call("fails", how="type"))
 
 
 def test_half_a_surrogate_pair_in_a_call_comes_back_as_its_escape():
-    text, reply = said(call("shout", text="\ud800a"))
+    text, reply = say(call("shout", text="\ud800a"))
     assert (text, reply.counts["malformed_calls"]) == (["\\ud800A"], 0.0)
 
 
 def test_a_long_result_is_cut():
-    assert said(call("shout", text="a" * 50), longest_result=20)[0] == ["A" * 20]
+    assert say(call("shout", text="a" * 50), longest_result=20)[0] == ["A" * 20]
 
 
 def test_the_prompt_shows_the_schemas_and_results_come_through_the_templates_tool_role():
     tokenizer = chat_tokenizer(LLAMA, LLAMA_SPECIAL)
-    made = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
-    world = dialogue(made, tokenizer, {})
+    settings = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
+    world = dialogue(settings, tokenizer, {})
     assert world.chat.tool_format == "llama"
     schema = world.chat.variables()["tools"][0]["function"]
     assert schema["name"] == "calculator"
@@ -199,7 +199,7 @@ def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
 
 
 @pytest.mark.parametrize(
-    ("own", "why"),
+    ("options", "why"),
     [
         ({"tools": ["calculater"]}, "no tool is called 'calculater': did you mean 'calculator'"),
         ({"tools": []}, "a function in `tools`, or a server in `mcp`, is wanted"),
@@ -214,9 +214,9 @@ def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
         ({"tools": ["calculator"], "malformed_reward": 1.0}, "less than or equal to 0"),
     ],
 )
-def test_settings_that_are_wrong_are_told_with_their_key(own, why):
+def test_settings_that_are_wrong_are_told_with_their_key(options, why):
     with pytest.raises(UsageError, match=f"environment.*{why}"):
-        build(EnvironmentSettings.model_validate({"type": "tools", **own}))
+        build(EnvironmentSettings.model_validate({"type": "tools", **options}))
 
 
 def test_a_function_without_a_description_is_no_tool():

@@ -74,8 +74,8 @@ def python(request):
     return request.getfixturevalue(request.param)
 
 
-def world(python, **own):
-    settings = {"type": "verifiers", "taskset": "doubled", "python": python, **own}
+def world(python, **options):
+    settings = {"type": "verifiers", "taskset": "doubled", "python": python, **options}
     return dialogue(EnvironmentSettings.model_validate(settings), TOKENIZER, {})
 
 

@@ -210,9 +210,12 @@ def test_any_json_is_answered_or_refused_with_one_message() -> None:
             reply = runner.run(client.post(f"{desk.url}/{path}", **sent))
             assert reply.status_code in (200, 400), reply.text
             if reply.status_code == 400:
-                told = reply.json()
-                assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
-                assert told["error"]["message"]
+                error_body = reply.json()
+                assert (error_body["type"], error_body["error"]["type"]) == (
+                    "error",
+                    "invalid_request_error",
+                )
+                assert error_body["error"]["message"]
 
         answered()
         runner.run(opened.aclose())

@@ -29,13 +29,15 @@ def within(calls, variables=()):
     return asyncio.run(run())
 
 
-def mine(name):
+def own_function(name):
     return f"my_environments:{name}"
 
 
 def test_a_process_is_used_again_and_what_it_prints_is_no_answer():
     async def calls(workers):
-        return [await workers.call(mine("prints"), {"text": '{"value": 3}'}) for _ in range(2)]
+        return [
+            await workers.call(own_function("prints"), {"text": '{"value": 3}'}) for _ in range(2)
+        ]
 
     first, second = within(calls)
     assert first == second != os.getpid()
@@ -44,7 +46,7 @@ def test_a_process_is_used_again_and_what_it_prints_is_no_answer():
 
 def test_calls_at_the_same_time_have_processes_of_their_own():
     async def calls(workers):
-        each = [workers.call(mine("prints"), {"text": "x"}) for _ in range(3)]
+        each = [workers.call(own_function("prints"), {"text": "x"}) for _ in range(3)]
         return await asyncio.gather(*each)
 
     assert len(set(within(calls))) == 3
@@ -52,14 +54,14 @@ def test_calls_at_the_same_time_have_processes_of_their_own():
 
 def test_a_call_that_is_given_up_has_its_process_killed():
     async def calls(workers):
-        hanging = asyncio.ensure_future(workers.call(mine("sleeps"), {"seconds": 600.0}))
+        hanging = asyncio.ensure_future(workers.call(own_function("sleeps"), {"seconds": 600.0}))
         while not workers._busy:
             await asyncio.sleep(0.01)
         (process,) = workers._busy
         pid = process._process.pid
         hanging.cancel()
         await asyncio.wait({hanging})
-        return pid, len(workers._idle), await workers.call(mine("prints"), {"text": "x"})
+        return pid, len(workers._idle), await workers.call(own_function("prints"), {"text": "x"})
 
     pid, idle, other = within(calls)
     assert not psutil.pid_exists(pid)
@@ -70,7 +72,7 @@ def test_a_call_that_is_given_up_has_its_process_killed():
 def test_a_process_that_ends_is_a_crash_with_its_last_words():
     async def calls(workers):
         with pytest.raises(StepFailed, match=r"exited with code 7.*last words") as failed:
-            await workers.call(mine("dies"), {"code": 7})
+            await workers.call(own_function("dies"), {"code": 7})
         return failed.value.cause
 
     assert within(calls) == "crash"
@@ -88,7 +90,7 @@ def test_a_process_that_ends_is_a_crash_with_its_last_words():
 def test_what_a_function_raises_is_told_or_a_failure(name, arguments, error, text):
     async def calls(workers):
         with pytest.raises(error, match=text):
-            await workers.call(mine(name), arguments)
+            await workers.call(own_function(name), arguments)
         return True
 
     assert within(calls)
@@ -98,7 +100,7 @@ def test_a_process_gets_only_the_variables_that_are_named(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
 
     async def calls(workers):
-        return await workers.call(mine("variable"), {"name": "MY_KEY"})
+        return await workers.call(own_function("variable"), {"name": "MY_KEY"})
 
     assert within(calls) == "nothing"
     assert within(calls, ["MY_KEY"]) == "secret"

@@ -73,7 +73,7 @@ def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, 
     key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
     context = decoding(cache, STRETCHES, PROMPTS, places)
     learned = None if sinks is None else torch.tensor(sinks)
-    found = context.attend(
+    attended = context.attend(
         1, query, key, value, scale=0.3, window=window, softcap=softcap, sinks=learned
     )
     for row, (stretch, place) in enumerate(zip(STRETCHES, places, strict=True)):
@@ -95,7 +95,7 @@ def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, 
             softcap,
             sinks,
         )
-        np.testing.assert_allclose(found[row].numpy(), expected, atol=1e-5)
+        np.testing.assert_allclose(attended[row].numpy(), expected, atol=1e-5)
 
 
 def test_decoding_writes_one_place_a_row_and_no_other_layer():
@@ -104,10 +104,10 @@ def test_decoding_writes_one_place_a_row_and_no_other_layer():
     decoding(cache, [0, 0], [4], [2, 4]).attend(
         0, torch.zeros(HEADS, 2, DIM), *new, scale=1.0, window=None, softcap=None
     )
-    own, old = cache.responses.keys, before.responses.keys
-    changed = (own[0] != old[0]).all(-1).nonzero().tolist()
+    new_keys, old = cache.responses.keys, before.responses.keys
+    changed = (new_keys[0] != old[0]).all(-1).nonzero().tolist()
     assert changed == [[0, 0, 2], [0, 1, 2], [1, 0, 4], [1, 1, 4]]
-    torch.testing.assert_close(own[1], old[1])
+    torch.testing.assert_close(new_keys[1], old[1])
     torch.testing.assert_close(cache.prompts.keys[0], before.prompts.keys[0])
 
 
@@ -116,14 +116,14 @@ def test_idle_rows_change_nothing_for_others_and_write_their_first_place_alone(w
     torch.manual_seed(1)
     query = torch.randn(HEADS, 5, DIM)
     key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
-    before, found = filled_cache(), []
+    before, attended = filled_cache(), []
     for idle in (0, 2):
         cache, rows = filled_cache(), 5 - 2 + idle
         context = decoding(cache, STRETCHES[:3], PROMPTS, [5, 0, 9, 0, 0][:rows])
-        own = (each[:, :rows] for each in (query, key, value))
-        found.append(context.attend(1, *own, scale=0.3, window=window, softcap=None))
-    assert found[1].isfinite().all()
-    torch.testing.assert_close(found[1][:3], found[0], atol=1e-6, rtol=0.0)
+        row_inputs = (each[:, :rows] for each in (query, key, value))
+        attended.append(context.attend(1, *row_inputs, scale=0.3, window=window, softcap=None))
+    assert attended[1].isfinite().all()
+    torch.testing.assert_close(attended[1][:3], attended[0], atol=1e-6, rtol=0.0)
     changed = (cache.responses.keys[1] != before.responses.keys[1]).any(-1).any(1).nonzero()
     assert changed.tolist() == [[0, 5], [1, 0], [2, 9], [3, 0], [4, 0]]
 

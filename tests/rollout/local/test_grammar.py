@@ -81,12 +81,12 @@ def test_a_masked_distribution_is_renormalised_over_what_is_allowed():
 
 
 def test_greedy_sampling_takes_the_best_token_that_is_allowed():
-    one = torch.ones(1, dtype=torch.float64)
+    unit = torch.ones(1, dtype=torch.float64)
     allowed = torch.tensor([[-(2**31) | 0b11]], dtype=torch.int32)  # the last bit is the sign
-    knobs = Knobs(one * 0, one.long() * 0, one, one * 0, allowed)
+    knobs = Knobs(unit * 0, unit.long() * 0, unit, unit * 0, allowed)
     logits = torch.arange(32.0)[None]
     logits[0, 31] = 0.5
-    tokens, logprobs = sample(logits, knobs, one * 0.3, Kind(False, True, False, masked=True))
+    tokens, logprobs = sample(logits, knobs, unit * 0.3, Kind(False, True, False, masked=True))
     assert tokens.tolist() == [1]
     weights = np.exp([0.0, 1.0, 0.5])
     assert logprobs[0] == pytest.approx(np.log(weights[1] / weights.sum()), abs=1e-6)
@@ -182,7 +182,7 @@ def test_a_step_with_a_grammar_is_traced_in_one_graph_with_the_same_bits(
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_a_sample_that_was_cut_goes_on_where_its_grammar_was(steps, model, prompt, bytelevel):
     asked = requests(prompt, regex=REGEX)
-    whole = generate(engine_of(model, bytelevel), asked)
+    uninterrupted = generate(engine_of(model, bytelevel), asked)
     first = engine_of(model, bytelevel)
     for request in asked:
         first.submit(request)
@@ -191,7 +191,7 @@ def test_a_sample_that_was_cut_goes_on_where_its_grammar_was(steps, model, promp
     assert any(request.position for request in again)
     done += generate(engine_of(model, bytelevel, slots=3), again)
     done.sort(key=lambda c: (c.ticket, c.sample))
-    assert [c.token_ids.tolist() for c in done] == [c.token_ids.tolist() for c in whole]
+    assert [c.token_ids.tolist() for c in done] == [c.token_ids.tolist() for c in uninterrupted]
 
 
 def test_a_sample_that_no_token_continues_ends_with_a_reason_of_its_own(model, prompt):

@@ -71,12 +71,12 @@ def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind
         asked.append(digest)
         return scene.pixels[digest]
 
-    engine, own = engine_of(kind, pixels), fresh(kind, "eager")
+    engine, plain_model = engine_of(kind, pixels), fresh(kind, "eager")
     requests = requests_of(scene, GREEDY)
     done = generate(engine, requests)
     assert sorted(asked) == sorted(scene.pixels)  # once, also where it is in two prompts
     for completion in done:
-        expected = transformers_tokens(own, scene, requests[completion.ticket])
+        expected = transformers_tokens(plain_model, scene, requests[completion.ticket])
         assert completion.token_ids.tolist() == expected[: len(completion.token_ids)]
         assert len(completion.token_ids) == len(expected)
     tokens = [
@@ -106,7 +106,7 @@ def test_logprobs_of_drawn_samples_are_those_of_transformers(kind: str) -> None:
     scene = Scene(kind)
     drawn = SamplingSettings(max_new_tokens=NEW, temperature=1.0)
     requests = [replace(request, seed=SEED) for request in requests_of(scene, drawn)]
-    engine, own = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
+    engine, plain_model = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
     done = generate(engine, requests)
     assert len(done) == 4
     assert not any(PLACEHOLDER in c.token_ids for c in done)  # transformers would want an image
@@ -114,13 +114,15 @@ def test_logprobs_of_drawn_samples_are_those_of_transformers(kind: str) -> None:
     expected: list[Any] = []
     for completion in done:
         request = requests[completion.ticket]
-        whole = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int32)
-        ids = torch.from_numpy(whole.astype(np.int64))[None]
-        own.model.rope_deltas = None
+        sequence = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int32)
+        ids = torch.from_numpy(sequence.astype(np.int64))[None]
+        plain_model.model.rope_deltas = None
         with torch.no_grad():
-            logits = own(ids, **scene.arguments(ids, request.images), use_cache=False).logits[0]
+            logits = plain_model(
+                ids, **scene.arguments(ids, request.images), use_cache=False
+            ).logits[0]
         table = logits.float().log_softmax(-1)[:-1]
-        wholes.append(whole)
+        wholes.append(sequence)
         expected.append(table.gather(1, ids[0, 1:, None])[:, 0].numpy())
         new = expected[-1][len(request.token_ids) - 1 :]
         np.testing.assert_allclose(completion.logprobs, new, rtol=0, atol=scene.model.rounding)
@@ -145,7 +147,7 @@ def test_batches_end_with_the_sequence_that_fills_them() -> None:
 def test_a_turn_that_was_cut_goes_on_behind_its_images() -> None:
     scene = Scene("qwen2_5_vl")
     requests = requests_of(scene, GREEDY)
-    whole = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), requests)
+    uninterrupted = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), requests)
     engine = engine_of("qwen2_5_vl", scene.pixels.__getitem__)
     for request in requests:
         engine.submit(request)
@@ -154,7 +156,7 @@ def test_a_turn_that_was_cut_goes_on_behind_its_images() -> None:
     left = engine.cut()
     assert all(request.position for request in left)
     again = generate(engine, left)
-    assert [c.token_ids.tolist() for c in again] == [c.token_ids.tolist() for c in whole]
+    assert [c.token_ids.tolist() for c in again] == [c.token_ids.tolist() for c in uninterrupted]
 
 
 def test_equal_tokens_with_other_images_are_two_prompts() -> None:
@@ -214,7 +216,7 @@ def test_turns_behind_images_of_replies_have_the_logprobs_of_transformers(kind: 
         SEED,
         Environments({None: Pictures(scene)}),
     )
-    engine, own = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
+    engine, plain_model = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
     groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], spec, Words())
     batch = RolloutBatch.of(groups)
     assert [len(images) for images in batch.sequences.images] == [4] * samples
@@ -229,13 +231,13 @@ def test_turns_behind_images_of_replies_have_the_logprobs_of_transformers(kind: 
         if (mask & (ids == PLACEHOLDER)).any():  # written by the policy: a token like others
             continue
         compared += 1
-        whole = torch.from_numpy(ids.astype(np.int64))[None]
-        own.model.rope_deltas = None
+        sequence_ids = torch.from_numpy(ids.astype(np.int64))[None]
+        plain_model.model.rope_deltas = None
         with torch.no_grad():
-            named = scene.arguments(whole, batch.sequences.images_of(row))
-            logits = own(whole, **named, use_cache=False).logits[0]
+            named = scene.arguments(sequence_ids, batch.sequences.images_of(row))
+            logits = plain_model(sequence_ids, **named, use_cache=False).logits[0]
         table = logits.float().log_softmax(-1)[:-1]
-        expected = table.gather(1, whole[0, 1:, None])[:, 0].numpy()[mask[1:]]
+        expected = table.gather(1, sequence_ids[0, 1:, None])[:, 0].numpy()[mask[1:]]
         np.testing.assert_allclose(sampled, expected, rtol=1e-5, atol=rounding)
     assert compared > 1
 

@@ -185,11 +185,11 @@ def test_a_row_that_is_not_finite_has_a_nan_logprob_and_leaves_its_neighbours_al
 def test_rows_processed_in_chunks_draw_the_same_tokens(monkeypatch):
     torch.manual_seed(0)
     logits, uniform = torch.randn(7, 11), np.random.default_rng(0).random(7)
-    whole = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
+    unchunked = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
     monkeypatch.setattr(sampler, "CHUNK_VALUES", 22)
     parts = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
-    np.testing.assert_array_equal(whole[0], parts[0])
-    np.testing.assert_array_equal(whole[1], parts[1])
+    np.testing.assert_array_equal(unchunked[0], parts[0])
+    np.testing.assert_array_equal(unchunked[1], parts[1])
 
 
 @given(st.lists(st.floats(0.0, 2.0**-5, width=32), min_size=1, max_size=60))
@@ -198,8 +198,8 @@ def test_counted_sums_are_exact_sums_of_weights_rounded_up_to_whole_units(weight
     for weight in weights:
         total += math.ceil(Fraction(weight) / Fraction(UNIT))
         units.append(total)
-    found = counted_sums(torch.tensor([weights]))[0]
-    assert [Fraction(value) / Fraction(UNIT) for value in found.tolist()] == units
+    sums = counted_sums(torch.tensor([weights]))[0]
+    assert [Fraction(value) / Fraction(UNIT) for value in sums.tolist()] == units
 
 
 def test_a_stretch_of_weights_below_a_unit_is_drawn_from_by_what_it_holds():
@@ -234,8 +234,8 @@ def test_rows_that_do_not_need_what_others_need_get_the_same_bits():
     logits, numbers = torch.randn(6, 300), np.random.default_rng(0).random(6)
     plain = sample(logits.clone(), knobs(6), numbers)
     everything = sample(logits.clone(), knobs(6), numbers, Kind(True, True, True))
-    for one, other in zip(plain, everything, strict=True):
-        assert one.tobytes() == other.tobytes()
+    for plain_array, other in zip(plain, everything, strict=True):
+        assert plain_array.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ def test_a_sampling_mask_is_of_what_a_grammar_allows_too():
 def test_sampling_masks_of_rows_in_chunks_are_the_same(monkeypatch):
     torch.manual_seed(0)
     logits = torch.randn(7, 70)
-    whole = masks(logits, knobs(7, top_p=0.8))
+    unchunked = masks(logits, knobs(7, top_p=0.8))
     monkeypatch.setattr(sampler, "CHUNK_VALUES", 140)
-    assert masks(logits, knobs(7, top_p=0.8)) == whole
+    assert masks(logits, knobs(7, top_p=0.8)) == unchunked
 
 
 def test_filters_leave_most_of_an_even_distribution() -> None:

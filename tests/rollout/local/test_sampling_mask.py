@@ -85,7 +85,7 @@ def test_the_engine_keeps_what_the_filters_left_at_each_token(
 def test_a_turn_that_was_cut_has_the_masks_of_one_that_was_not(
     lm: Any, tokenizer: Any, steps: int
 ) -> None:
-    whole = generate(engine_of(lm, tokenizer), requests())
+    uninterrupted = generate(engine_of(lm, tokenizer), requests())
     engine, done = engine_of(lm, tokenizer), []
     for request in requests():
         engine.submit(request)
@@ -93,11 +93,13 @@ def test_a_turn_that_was_cut_has_the_masks_of_one_that_was_not(
         done += engine.advance()
     done += generate(engine, engine.cut())
     done.sort(key=lambda c: (c.ticket, c.sample))
-    for one, other in zip(whole, done, strict=True):
-        assert one.sampling_mask is not None
+    for completion, other in zip(uninterrupted, done, strict=True):
+        assert completion.sampling_mask is not None
         assert other.sampling_mask is not None
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-        assert [m.tolist() for m in one.sampling_mask] == [m.tolist() for m in other.sampling_mask]
+        assert completion.token_ids.tolist() == other.token_ids.tolist()
+        assert [m.tolist() for m in completion.sampling_mask] == [
+            m.tolist() for m in other.sampling_mask
+        ]
 
 
 def test_samples_that_nobody_asks_masks_of_have_none_and_change_no_others(
@@ -108,12 +110,12 @@ def test_samples_that_nobody_asks_masks_of_have_none_and_change_no_others(
     unasked = requests(keeps_mask=False)[1]
     mixed = generate(engine_of(lm, tokenizer), [first, unasked])
     assert [c.sampling_mask is None for c in mixed] == [False] * 3 + [True] * 3
-    for one, other in zip(alone, mixed, strict=True):
-        assert one.token_ids.tobytes() == other.token_ids.tobytes()
-        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+    for completion, other in zip(alone, mixed, strict=True):
+        assert completion.token_ids.tobytes() == other.token_ids.tobytes()
+        assert completion.logprobs.tobytes() == other.logprobs.tobytes()
         if other.sampling_mask is not None:
-            assert one.sampling_mask is not None
-            assert one.sampling_mask.values.tobytes() == other.sampling_mask.values.tobytes()
+            assert completion.sampling_mask is not None
+            assert completion.sampling_mask.values.tobytes() == other.sampling_mask.values.tobytes()
 
 
 def test_greedy_and_unfiltered_tokens_have_empty_masks(lm: Any, tokenizer: Any) -> None:
@@ -202,14 +204,16 @@ def test_samples_under_way_come_back_with_their_masks(lm: Any, tokenizer: Any) -
         return to_groups(arrays, lambda _: prompt, spec, tokenizer)[0][0]
 
     for now, then in zip(back(spec_of()).samples, sampler.groups[0].samples, strict=True):
-        for one, other in zip(now.completions, then.completions, strict=True):
-            assert one.sampling_mask.values.tolist() == other.sampling_mask.values.tolist()
-            assert one.sampling_mask.offsets.tolist() == other.sampling_mask.offsets.tolist()
-        one, other = now.written, then.written
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.sampling_mask.values.tolist() == other.sampling_mask.values.tolist()
-            part = one.first(1).sampling_mask
+        for completion, other in zip(now.completions, then.completions, strict=True):
+            assert completion.sampling_mask.values.tolist() == other.sampling_mask.values.tolist()
+            assert completion.sampling_mask.offsets.tolist() == other.sampling_mask.offsets.tolist()
+        first_written, other = now.written, then.written
+        assert (first_written is None) == (other is None)
+        if first_written is not None:
+            assert (
+                first_written.sampling_mask.values.tolist() == other.sampling_mask.values.tolist()
+            )
+            part = first_written.first(1).sampling_mask
             assert part.row(0).tolist() == other.sampling_mask.row(0).tolist()
     arrays[MASK_IDS][0] += 100
     with pytest.raises(RunError, match="sampling mask"):

@@ -83,12 +83,12 @@ def test_a_step_is_traced_in_one_graph_and_gives_the_same_bits(
         traced(*arguments)
 
     monkeypatch.setattr(step_module, "step", compiled)
-    found, stats = sampled(model, tokenizer, asked, slots=12)
+    compiled_samples, stats = sampled(model, tokenizer, asked, slots=12)
     assert len(calls) == stats.decode_steps > 2
     assert torch._dynamo.utils.counters["graph_break"] == {}
     assert isinstance(calls[0][0], LayeredDecoder)
-    assert len(eager) == len(found) == 12
-    for completion, other in zip(eager, found, strict=True):
+    assert len(eager) == len(compiled_samples) == 12
+    for completion, other in zip(eager, compiled_samples, strict=True):
         assert completion.token_ids.tobytes() == other.token_ids.tobytes()
         assert completion.logprobs.tobytes() == other.logprobs.tobytes()
 
@@ -256,8 +256,10 @@ def test_graphs_write_sampling_masks_where_the_steps_before_them_did(
     assert engine._stepper._buffers.left.data_ptr() == place
     monkeypatch.setattr(engine_module, "Stepper", Stepper)
     plain = generate(endless(model("qwen3"), tokenizer), asked)
-    for one, other in zip(done, plain, strict=True):
-        assert [m.tolist() for m in one.sampling_mask] == [m.tolist() for m in other.sampling_mask]
+    for completion, other in zip(done, plain, strict=True):
+        assert [m.tolist() for m in completion.sampling_mask] == [
+            m.tolist() for m in other.sampling_mask
+        ]
     assert any(completion.sampling_mask.lengths.any() for completion in done)
 
 

@@ -44,12 +44,12 @@ def test_any_end_of_sequence_token_ends_a_row(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("stated", "own", "expected"),
+    ("stated", "end_token", "expected"),
     [(5, 7, (5, 7)), ([5, 6], 5, (5, 6)), (None, 7, (7,)), ([9, 3], None, (3, 9))],
 )
-def test_end_tokens_come_from_generation_config_and_tokenizer(stated, own, expected):
+def test_end_tokens_come_from_generation_config_and_tokenizer(stated, end_token, expected):
     lm = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=stated))
-    assert eos_token_ids(lm, SimpleNamespace(eos_token_id=own)) == expected
+    assert eos_token_ids(lm, SimpleNamespace(eos_token_id=end_token)) == expected
 
 
 def test_a_model_without_end_token_is_refused():

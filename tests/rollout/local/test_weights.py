@@ -21,41 +21,43 @@ def logits_of(decoder, ids):
 
 
 def test_every_weight_is_copied_and_converted(model):
-    own, other = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
-    take_over(own, other.named_parameters())
-    for name, parameter in own.named_parameters():
+    engine_model, other = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
+    take_over(engine_model, other.named_parameters())
+    for name, parameter in engine_model.named_parameters():
         torch.testing.assert_close(parameter, other.get_parameter(name).bfloat16())
 
 
 @pytest.mark.parametrize("dropped", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_a_tied_weight_may_come_under_either_name(model, dropped):
-    own, other = model("gemma"), model("gemma", seed=1)
+    engine_model, other = model("gemma"), model("gemma", seed=1)
     weights = dict(other.named_parameters(remove_duplicate=False))
     assert len(weights) == len(list(other.parameters())) + 1
     del weights[dropped]
-    take_over(own, weights.items())
-    torch.testing.assert_close(own.lm_head.weight, other.lm_head.weight)
-    torch.testing.assert_close(own.model.embed_tokens.weight, other.lm_head.weight)
+    take_over(engine_model, weights.items())
+    torch.testing.assert_close(engine_model.lm_head.weight, other.lm_head.weight)
+    torch.testing.assert_close(engine_model.model.embed_tokens.weight, other.lm_head.weight)
 
 
 def test_missing_unknown_and_misshapen_weights_are_named(model):
-    own = model("qwen3")
-    weights = dict(own.named_parameters())
+    engine_model = model("qwen3")
+    weights = dict(engine_model.named_parameters())
     norm = weights.pop("model.norm.weight")
     with pytest.raises(RunError, match=r"1 are missing, such as model.norm.weight"):
-        take_over(own, weights.items())
+        take_over(engine_model, weights.items())
     with pytest.raises(RunError, match=r"has no 'model.norm.wait'"):
-        take_over(own, [("model.norm.wait", norm)])
+        take_over(engine_model, [("model.norm.wait", norm)])
     with pytest.raises(RunError, match=r"model.norm.weight is \[3\], the model's is \[32\]"):
-        take_over(own, [("model.norm.weight", torch.zeros(3))])
+        take_over(engine_model, [("model.norm.weight", torch.zeros(3))])
 
 
 def test_what_is_borrowed_lies_where_the_lender_has_it_and_follows_it(model):
-    own, lender = model("qwen3"), model("qwen3", seed=1)
-    decoder = decoder_of(own)  # lays queries, keys and values side by side, gate and up too
-    take_over(own, lender.named_parameters(), borrow=True)
+    engine_model, lender = model("qwen3"), model("qwen3", seed=1)
+    decoder = decoder_of(
+        engine_model
+    )  # lays queries, keys and values side by side, gate and up too
+    take_over(engine_model, lender.named_parameters(), borrow=True)
     joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-    for name, parameter in own.named_parameters():
+    for name, parameter in engine_model.named_parameters():
         lent = lender.get_parameter(name)
         assert torch.equal(parameter, lent)
         assert (parameter.data_ptr() == lent.data_ptr()) == (name.split(".")[-2] not in joined)
@@ -63,7 +65,7 @@ def test_what_is_borrowed_lies_where_the_lender_has_it_and_follows_it(model):
     with torch.no_grad():
         lender.model.embed_tokens.weight.mul_(1.5)
         lender.model.layers[0].self_attn.q_proj.weight.mul_(0.5)
-    take_over(own, lender.named_parameters(), borrow=True)
+    take_over(engine_model, lender.named_parameters(), borrow=True)
     decoder.forget()
     torch.testing.assert_close(
         logits_of(decoder, ids), logits_of(ModuleDecoder(lender), ids), atol=2e-5, rtol=0
@@ -71,8 +73,8 @@ def test_what_is_borrowed_lies_where_the_lender_has_it_and_follows_it(model):
 
 
 def test_what_has_another_format_is_copied_into_the_engines_own(model):
-    own, lender = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
-    places = [parameter.data_ptr() for parameter in own.parameters()]
-    take_over(own, lender.named_parameters(), borrow=True)
-    assert [parameter.data_ptr() for parameter in own.parameters()] == places
-    assert torch.equal(own.model.norm.weight, lender.model.norm.weight.bfloat16())
+    engine_model, lender = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
+    places = [parameter.data_ptr() for parameter in engine_model.parameters()]
+    take_over(engine_model, lender.named_parameters(), borrow=True)
+    assert [parameter.data_ptr() for parameter in engine_model.parameters()] == places
+    assert torch.equal(engine_model.model.norm.weight, lender.model.norm.weight.bfloat16())

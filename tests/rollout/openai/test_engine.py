@@ -38,18 +38,18 @@ def completion(text, ended="stop"):
 @pytest.fixture
 def make_engine():
     """make_engine(script, **settings): an engine and the server that answers as told."""
-    made = []
+    engines = []
 
     def make(script, **settings):
         context = chat_server(script)
         server = context.__enter__()
-        given = {"base_url": server.url, "timeout": 5.0, "backoff": 0.01} | settings
-        engine = OpenAIEngine(OpenAISettings.model_validate(given), "m", small_tokenizer())
-        made.append((engine, context))
+        options = {"base_url": server.url, "timeout": 5.0, "backoff": 0.01} | settings
+        engine = OpenAIEngine(OpenAISettings.model_validate(options), "m", small_tokenizer())
+        engines.append((engine, context))
         return engine, server
 
     yield make
-    for engine, context in made:
+    for engine, context in engines:
         engine.close()
         context.__exit__(None, None, None)
 
@@ -73,10 +73,10 @@ def test_a_chat_server_is_asked_in_the_rows_messages(make_engine):
 
 def test_a_server_of_completions_gets_the_rendered_text(make_engine):
     engine, server = make_engine(lambda *_: completion("ba", "length"), endpoint="completions")
-    (one,) = generate(engine, [request(samples=1, turn=1, messages=())])
+    (sampled,) = generate(engine, [request(samples=1, turn=1, messages=())])
     assert server.requests[0][0] == "/v1/completions"
     assert server.requests[0][2]["prompt"] == "abc"
-    assert (one.text, one.finish_reason, one.turn) == ("ba", "length", 1)
+    assert (sampled.text, sampled.finish_reason, sampled.turn) == ("ba", "length", 1)
 
 
 @pytest.mark.parametrize("adds", [{}, {"add_special_tokens": True}, {"add_special_tokens": False}])
@@ -95,19 +95,19 @@ def test_a_server_whose_tokenizer_begins_every_text_is_sent_no_second_begin(make
 
 def test_tokens_are_ours_and_logprobs_are_not_known(make_engine):
     engine, _ = make_engine(lambda *_: completion("b"), endpoint="completions")
-    (one,) = generate(engine, [request(samples=1)])
-    assert one.token_ids.tolist() == [3]
-    assert np.isnan(one.logprobs).all()
-    assert one.versions == ((0, 1),)
+    (sampled,) = generate(engine, [request(samples=1)])
+    assert sampled.token_ids.tolist() == [3]
+    assert np.isnan(sampled.logprobs).all()
+    assert sampled.versions == ((0, 1),)
     assert (engine.stats.prompt_tokens, engine.stats.response_tokens) == (3, 1)
     assert engine.completed() == []
 
 
 def test_an_empty_answer_is_an_answer(make_engine):
     engine, _ = make_engine(lambda *_: Answer(""))
-    (one,) = generate(engine, [request(samples=1)])
-    assert one.text == ""
-    assert len(one.token_ids) == 0
+    (sampled,) = generate(engine, [request(samples=1)])
+    assert sampled.text == ""
+    assert len(sampled.token_ids) == 0
 
 
 def test_the_same_sample_is_asked_for_with_the_same_seed(make_engine):
@@ -132,8 +132,8 @@ def test_a_busy_server_is_asked_again(make_engine):
     engine, server = make_engine(
         lambda prompt, times: Answer("a") if times == 2 else Answer(status=503, raw=b"busy")
     )
-    (one,) = generate(engine, [request(samples=1)])
-    assert one.text == "a"
+    (sampled,) = generate(engine, [request(samples=1)])
+    assert sampled.text == "a"
     assert len(server.requests) == 3
 
 

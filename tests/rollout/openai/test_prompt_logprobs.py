@@ -84,7 +84,7 @@ def test_loss_tokens_have_the_server_s_logprobs_and_others_zeros(make: Make) -> 
 
 
 @pytest.mark.parametrize(
-    ("grade", "told"),
+    ("grade", "cause"),
     [
         (lambda ids: [None], "3 tokens were sent, and 1 were graded"),
         (lambda ids: None, "has no prompt_logprobs, which vLLM's server gives"),
@@ -95,10 +95,10 @@ def test_loss_tokens_have_the_server_s_logprobs_and_others_zeros(make: Make) -> 
         (lambda ids: Answer(status=503, raw=b"full"), r"HTTP 503 .*full \(2 tries\)"),
     ],
 )
-def test_what_is_no_grade_ends_the_run_with_its_cause(make: Make, grade: Grade, told: str) -> None:
+def test_what_is_no_grade_ends_the_run_with_its_cause(make: Make, grade: Grade, cause: str) -> None:
     teacher, _ = make(grade)
     handle = teacher.logprobs(sequences([2, 3, 4]))
-    with pytest.raises(RunError, match=rf"teacher\.server: http.* gave no grades: .*{told}"):
+    with pytest.raises(RunError, match=rf"teacher\.server: http.* gave no grades: .*{cause}"):
         handle.result()
 
 

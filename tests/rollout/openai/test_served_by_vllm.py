@@ -69,9 +69,9 @@ def _await(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            told = log.read_text()[-3000:]
-            assert server.poll() is None, told
-            assert time.monotonic() < until, told
+            log_end = log.read_text()[-3000:]
+            assert server.poll() is None, log_end
+            assert time.monotonic() < until, log_end
             time.sleep(1.0)
 
 

@@ -112,10 +112,10 @@ def test_a_sender_that_is_killed_within_a_publish_is_noticed_and_nothing_is_comm
 class GroupOfNCCL:
     """What is asked of torch's group over NCCL; made: whether each waits by itself."""
 
-    made: ClassVar[list[str | None]] = []
+    groups: ClassVar[list[str | None]] = []
 
     def __init__(self, store: Any, rank: int, size: int, limit: timedelta) -> None:
-        self.made.append(os.environ.get(BLOCKING))
+        self.groups.append(os.environ.get(BLOCKING))
 
     def broadcast(self, payload: torch.Tensor, root: int) -> "GroupOfNCCL":
         return self
@@ -134,7 +134,7 @@ def test_an_engine_that_is_lost_does_not_end_the_rank_by_the_watchdog_of_nccl(
         monkeypatch.setenv(BLOCKING, before)
     listener, address = listening(LOOPBACK)
     BroadcastGroup(Meeting(address, 1, "nccl"), 0, CPU, listener)
-    assert GroupOfNCCL.made == ["1"]
+    assert GroupOfNCCL.groups == ["1"]
     assert os.environ.get(BLOCKING) == before  # groups of ranks have their watchdog
 
 

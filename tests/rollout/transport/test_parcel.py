@@ -210,9 +210,9 @@ def test_the_checksum_sees_words_that_change_places() -> None:
     payload = torch.from_numpy(np.random.default_rng(0).integers(0, 256, 4 * 8192, np.uint8))
     words = payload.view(torch.int64)
     seen = {checksum(payload)}
-    for one, other in itertools.combinations([0, 1, 1024, 1025, 2048], 2):
+    for index, other in itertools.combinations([0, 1, 1024, 1025, 2048], 2):
         swapped = words.clone()
-        swapped[[one, other]] = swapped[[other, one]]
+        swapped[[index, other]] = swapped[[other, index]]
         seen.add(checksum(swapped.view(torch.uint8)))
     assert len(seen) == 11
 

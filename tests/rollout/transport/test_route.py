@@ -49,8 +49,8 @@ def test_an_engine_over_the_cards_of_several_ranks_has_the_weights_from_each() -
     route = choose("auto", ranks, [place("d"), place("b")], 1)
     assert (route.way, route.sender, route.beside, route.fallback) == ("ipc", 3, (1,), "")
     assert choose("ipc", ranks, [place("a"), place("a")]) == Route("ipc", 0)
-    one = [place("a"), place("b", shares=False)]
-    assert "driver cannot share memory" in choose("auto", one, one).fallback
+    places = [place("a"), place("b", shares=False)]
+    assert "driver cannot share memory" in choose("auto", places, places).fallback
     assert choose("auto", ranks, [place("d"), place("e")]).way == "nccl"  # from a card of others
 
 

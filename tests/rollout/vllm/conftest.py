@@ -25,7 +25,7 @@ START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False, True)
 @pytest.fixture
 def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
     """make_engine(behaviour, ..., level=0): over one process for each behaviour."""
-    made: list[VLLMProcess] = []
+    processes: list[VLLMProcess] = []
 
     def make(
         *behaviours: str,
@@ -37,18 +37,18 @@ def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
         for number, behaviour in enumerate(behaviours or ("well",)):
             log = tmp_path / f"vllm-{number}.log"
             options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
-            made.append(VLLMProcess(number, options, START, inbox))
+            processes.append(VLLMProcess(number, options, START, inbox))
         sizes = (torch.float32, START.max_len)
         model = SampledModel(small_model(), small_tokenizer(), (1,), *sizes, adapter, routed=routed)
-        engine = VLLMEngine(made, inbox, model, level=level)
+        engine = VLLMEngine(processes, inbox, model, level=level)
         with ExitStack() as ending:
-            for process in made:
+            for process in processes:
                 ending.callback(process.close)
             engine.on_close(ending.pop_all())
         return engine
 
     yield make
-    for process in made:
+    for process in processes:
         process.close()
 
 
@@ -67,7 +67,7 @@ def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLM
     """start_engine(behaviour, place={}, **settings of rollout.vllm): as a run starts it. place:
     where, on a CPU unless it says otherwise.
     """
-    made: list[VLLMEngine] = []
+    engines: list[VLLMEngine] = []
 
     def make(
         behaviour: str = "well",
@@ -83,9 +83,9 @@ def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLM
         model = start.read_model(model_path, dtype, 40)
         sizes = start.sizes_of(model_path, recipe, dtype, sequences=8, max_len=40)
         options = {"device": torch.device("cpu"), "threads": 1, "logs": tmp_path, **place}
-        made.append(start.start(model_path, recipe, model, sizes, **options))
-        return made[-1]
+        engines.append(start.start(model_path, recipe, model, sizes, **options))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.close()

@@ -144,17 +144,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
         RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"),
     )
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
-    told: list[Any] = []
-    server = EngineServer(START, told.append)
-    return server, server._engine, told
+    replies: list[Any] = []
+    server = EngineServer(START, replies.append)
+    return server, server._engine, replies
 
 
 @pytest.fixture
 def told_by_recording(served: Any) -> Any:
     """As `served`, of an engine that records experts."""
-    told: list[Any] = []
-    server = EngineServer(replace(START, experts=True), told.append)
-    return server, server._engine, told
+    replies: list[Any] = []
+    server = EngineServer(replace(START, experts=True), replies.append)
+    return server, server._engine, replies
 
 
 def sample(*keys: int, most: int = 3, **more: Any) -> dict[str, Any]:
@@ -184,11 +184,11 @@ def finish(server: EngineServer, version: int) -> None:
 def test_samples_come_with_the_experts_of_the_prompt_and_of_all_tokens_but_the_newest(
     served: Any, told_by_recording: Any
 ) -> None:
-    server, engine, told = told_by_recording
+    server, engine, replies = told_by_recording
     server._do(sample(1))
     while engine.running:
         server._step()
-    assert numbers_of(told[-1]["experts"]) == list(range(4 * 4))
+    assert numbers_of(replies[-1]["experts"]) == list(range(4 * 4))
     engine.chunks = [engine.routed(2), None]
     server._do(sample(2, most=9))
     engine.step()
@@ -198,23 +198,23 @@ def test_samples_come_with_the_experts_of_the_prompt_and_of_all_tokens_but_the_n
     server._spans["2"] = []
     (cut,) = server._cut()
     assert numbers_of(cut["experts"]) == list(range(2 * 4))
-    plain, _, said = served
+    plain, _, plain_replies = served
     plain._do(sample(3))
     while plain._engine.running:
         plain._step()
-    assert said[-1]["experts"] == ""
+    assert plain_replies[-1]["experts"] == ""
 
 
 def test_samples_without_seeds_are_drawn_together(served: Any) -> None:
-    _, engine, told = served
-    server = EngineServer(replace(START, seeded=False), told.append)
+    _, engine, replies = served
+    server = EngineServer(replace(START, seeded=False), replies.append)
     server._do(sample(1, 2))
     assert [params.seed for _, params, _ in server._engine.running.values()] == [None, None]
     assert engine.arguments["seed"] == 0 != server._engine.arguments["seed"]
 
 
 def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     server._do(sample(1, 2, temperature=0.5))
     first, second = (params for _, params, _ in engine.running.values())
     assert (first.seed, second.seed) == (11, 12)
@@ -223,7 +223,7 @@ def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
     assert not first.detokenize
     for _ in range(3):
         server._step()
-    assert told == [
+    assert replies == [
         {
             "key": key,
             "tokens": [0, 1, 2],
@@ -237,7 +237,7 @@ def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
 
 
 def test_what_is_in_flight_when_weights_come_is_named_span_by_span(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     server._do(sample(1, most=5))
     for version in (3, 4, 8):
         server._step()
@@ -245,7 +245,7 @@ def test_what_is_in_flight_when_weights_come_is_named_span_by_span(served: Any) 
     finish(server, 9)  # nothing was written since
     server._step()
     server._step()
-    assert told[-1]["versions"] == [[0, 1], [3, 1], [4, 1], [9, 2]]
+    assert replies[-1]["versions"] == [[0, 1], [3, 1], [4, 1], [9, 2]]
     assert ("version", "9") in engine.calls
 
 
@@ -257,7 +257,7 @@ def test_keys_and_values_that_stay_are_an_error(served: Any) -> None:
 
 
 def test_parcels_go_to_every_worker_and_are_counted_before_they_count(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     manifest = {"parcels": 1}
     ask(
         server,
@@ -272,23 +272,23 @@ def test_parcels_go_to_every_worker_and_are_counted_before_they_count(served: An
         ("finish_weight_update",),
         ("version", "4"),
     ]
-    assert [one["done"] for one in told] == [1, 2, 3]
+    assert [reply["done"] for reply in replies] == [1, 2, 3]
 
 
 def test_tokens_are_scored_at_the_temperature_and_sampling_is_left_alone(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     ask(server, {"do": "score", "call": 4, "sequences": [[7, 8, 9], [3]], "temperature": 0.5})
-    assert told == [{"done": 4, "value": [[0.0, -8.0, -9.0], [0.0]]}]
+    assert replies == [{"done": 4, "value": [[0.0, -8.0, -9.0], [0.0]]}]
     assert engine.calls[-2:] == [("divide_logits", 0.5), ("divide_logits", 1.0)]
 
 
 def test_it_wakes_part_by_part_and_tells_whether_it_still_sleeps(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     parts = ["weights", "kv_cache"]
     wakes = [{"do": "wake", "call": 2, "part": part} for part in parts]
     ask(server, {"do": "sleep", "call": 1, "level": 2}, *wakes)
     assert engine.calls[1:] == [("sleep", 2), ("wake", "weights"), ("wake", "kv_cache")]
-    assert [one["value"] for one in told] == [True, True, False]
+    assert [reply["value"] for reply in replies] == [True, True, False]
 
 
 def test_a_sample_that_vllm_gave_up_is_an_error(served: Any) -> None:
@@ -299,9 +299,9 @@ def test_a_sample_that_vllm_gave_up_is_an_error(served: Any) -> None:
 
 
 def test_it_ends_when_the_controller_has_gone(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     ask(server, sample(1))
-    assert told == []
+    assert replies == []
     assert engine.has_unfinished_requests()
 
 
@@ -336,8 +336,12 @@ def test_arguments_of_the_recipe_come_to_those_of_a_run(monkeypatch: pytest.Monk
 
 
 def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
-    told = engine_arguments(replace(START, revision="v1"))
-    assert (told["model"], told["revision"], told["tokenizer_revision"]) == ("a model", "v1", "v1")
+    arguments = engine_arguments(replace(START, revision="v1"))
+    assert (arguments["model"], arguments["revision"], arguments["tokenizer_revision"]) == (
+        "a model",
+        "v1",
+        "v1",
+    )
     assert engine_arguments(START)["revision"] is None
 
 
@@ -350,7 +354,7 @@ def test_vllm_looks_for_stop_strings_in_text_with_special_tokens(served: Any) ->
 
 
 def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     server._do(sample(1, 2, most=9))
     server._step()
     server._finish_weights(4, {})
@@ -358,15 +362,15 @@ def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) ->
     server._step()
     server._do(sample(3, most=9))
     server._do({"do": "cut", "call": 7})
-    (reply,) = told
+    (reply,) = replies
     assert reply["done"] == 7
-    spans = {one["key"]: (one["tokens"], one["versions"]) for one in reply["value"]}
+    spans = {partial["key"]: (partial["tokens"], partial["versions"]) for partial in reply["value"]}
     assert spans == {
         1: ([0, 1, 2], [[0, 1], [4, 2]]),
         2: ([0, 1, 2], [[0, 1], [4, 2]]),
         3: ([], []),
     }
-    assert [len(one["logprobs"]) for one in reply["value"]] == [3, 3, 0]
+    assert [len(partial["logprobs"]) for partial in reply["value"]] == [3, 3, 0]
     assert not engine.has_unfinished_requests()
     assert server._spans == {}
 
@@ -391,11 +395,11 @@ def test_a_cache_that_diverged_weights_wrote_to_is_cleared_for_the_next(served: 
 
 
 def test_tokens_are_not_scored_at_a_temperature_while_samples_are_drawn(served: Any) -> None:
-    server, _, told = served
+    server, _, replies = served
     server._do(sample(1))
     with pytest.raises(RuntimeError, match="1 samples are in flight"):
         server._score([[1, 2]], 0.7)
-    assert told == []
+    assert replies == []
 
 
 class OneByOne:
@@ -416,17 +420,17 @@ class OneByOne:
 
 def test_nothing_is_computed_between_the_start_and_the_end_of_weights(served: Any) -> None:
     """Some weights are not there: vLLM has taken them out of the way."""
-    server, _, told = served
+    server, _, replies = served
     loads = [{"do": "load_weights", "call": call, "parcel": {}} for call in (2, 3)]
     server.run(OneByOne(sample(1, most=9), {"do": "start_weights", "call": 1}, *loads))
-    assert [one["done"] for one in told] == [1, 2, 3]
+    assert [reply["done"] for reply in replies] == [1, 2, 3]
     ((_, tokens, *_),) = server._in_flight()
     before = len(tokens)  # between the sample and the start
     assert before < 3
     finish(server, 3)
     for _ in range(9 - before):
         server._step()
-    assert told[-1]["versions"] == [*([[0, before]] if before else []), [3, 9 - before]]
+    assert replies[-1]["versions"] == [*([[0, before]] if before else []), [3, 9 - before]]
 
 
 def adapter_in(folder: Path, version: int) -> dict[str, Any]:
@@ -442,7 +446,7 @@ def adapter_in(folder: Path, version: int) -> dict[str, Any]:
 def test_everything_after_a_publish_is_computed_with_the_newest_adapter(
     served: Any, tmp_path: Path
 ) -> None:
-    server, engine, told = served
+    server, engine, replies = served
     server._do(sample(1))
     server._step()
     for version in (4, 5):
@@ -457,7 +461,10 @@ def test_everything_after_a_publish_is_computed_with_the_newest_adapter(
         ("lora", str(tmp_path / "4"), True),
         ("lora", newest, True),
     ]
-    assert [one["versions"] for one in told if "versions" in one] == [[[0, 1], [5, 2]], [[5, 3]]]
+    assert [reply["versions"] for reply in replies if "versions" in reply] == [
+        [[0, 1], [5, 2]],
+        [[5, 3]],
+    ]
 
 
 def test_an_adapter_that_is_damaged_or_refused_is_an_error(served: Any, tmp_path: Path) -> None:
@@ -474,7 +481,11 @@ def test_an_adapter_that_is_damaged_or_refused_is_an_error(served: Any, tmp_path
 
 
 def test_vllm_has_room_for_the_adapter_that_it_will_get() -> None:
-    told = engine_arguments(replace(START, lora_rank=12, lora_targets=("q_proj",)))
-    assert (told["enable_lora"], told["max_loras"], told["max_lora_rank"]) == (True, 1, 16)
-    assert told["lora_target_modules"] == ["q_proj"]
+    arguments = engine_arguments(replace(START, lora_rank=12, lora_targets=("q_proj",)))
+    assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (
+        True,
+        1,
+        16,
+    )
+    assert arguments["lora_target_modules"] == ["q_proj"]
     assert "enable_lora" not in engine_arguments(START)

@@ -34,7 +34,7 @@ def request(ticket=0, samples=2, turn=0, seed=0, length=3, **sampling):
     return Request(ticket, tuple(range(samples)), ids, settings, turn, seed)
 
 
-def said(folder, number=0):
+def received(folder, number=0):
     """The messages that a process has heard, by its log."""
     text = (folder / f"vllm-{number}.log").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -48,12 +48,12 @@ def test_every_sample_comes_back_as_it_was_asked_for(make_engine):
     engine = make_engine()
     done = generate(engine, [request(1), request(0, samples=1, turn=2)])
     assert [(c.ticket, c.sample, c.turn) for c in done] == [(0, 0, 2), (1, 0, 0), (1, 1, 0)]
-    one = done[1]
-    assert one.token_ids.tolist()[:3] == [2, 3, 4]
-    assert one.logprobs.tolist() == [-0.5] * 4
-    assert one.finish_reason == "stop"
-    assert one.versions == ((0, 4),)
-    assert one.text.startswith("abc")
+    completion = done[1]
+    assert completion.token_ids.tolist()[:3] == [2, 3, 4]
+    assert completion.logprobs.tolist() == [-0.5] * 4
+    assert completion.finish_reason == "stop"
+    assert completion.versions == ((0, 4),)
+    assert completion.text.startswith("abc")
     assert engine.stats.prompt_tokens == 6
     assert engine.stats.response_tokens == 12
     assert engine.completed() == []
@@ -91,9 +91,9 @@ def test_experts_are_recorded_on_gpus_alone(start_engine):
 def test_a_samples_seed_depends_on_what_names_it_and_nothing_else(make_engine, tmp_path):
     engine = make_engine()
     asked = [request(), request(1), request(turn=1), request(seed=1), request()]
-    for one in asked:
-        generate(engine, [one])
-    seeds = [tuple(one["seeds"]) for one in said(tmp_path)]
+    for asked_request in asked:
+        generate(engine, [asked_request])
+    seeds = [tuple(message["seeds"]) for message in received(tmp_path)]
     assert seeds[0] == seeds[-1]
     assert len({seed for few in seeds for seed in few}) == 8
 
@@ -101,12 +101,12 @@ def test_a_samples_seed_depends_on_what_names_it_and_nothing_else(make_engine, t
 def test_prompts_go_to_engines_by_their_ticket(make_engine, tmp_path):
     engine = make_engine("well", "well")
     generate(engine, [request(ticket) for ticket in (0, 1, 2, 4)])
-    assert [len(said(tmp_path, number)) for number in (0, 1)] == [3, 1]
+    assert [len(received(tmp_path, number)) for number in (0, 1)] == [3, 1]
 
 
 def test_sampling_is_said_in_vllms_words(make_engine, tmp_path):
     generate(make_engine(), [request(temperature=0.5, top_k=3, stop=("a", "b"))])
-    assert said(tmp_path)[0]["sampling"] == {
+    assert received(tmp_path)[0]["sampling"] == {
         "temperature": 0.5,
         "top_p": 1.0,
         "top_k": 3,
@@ -124,7 +124,7 @@ def test_a_grammar_is_said_in_vllms_words(make_engine, tmp_path):
     for kind, text in (("regex", "abcd"), ("lark", "start: /abc[a-d]/")):
         (done,) = generate(engine, [request(samples=1, seed=seed, **{kind: text})])
         lark = lark_of((kind, text), ())
-        assert said(tmp_path)[-1]["sampling"]["structured_outputs"] == {"grammar": lark}
+        assert received(tmp_path)[-1]["sampling"]["structured_outputs"] == {"grammar": lark}
         assert (done.text, done.finish_reason) == ("abcd", "stop")
 
 
@@ -163,8 +163,8 @@ def test_weights_arrive_whole_and_are_named(make_engine, tmp_path):
     after = engine.logprobs([np.arange(5)], 1.0)
     assert before[0].tolist() == [0, -1, -1, -1, -1]
     assert after[0].tolist() == [0, -8, -8, -8, -8]
-    (one,) = generate(engine, [request(samples=1)])
-    assert one.versions == ((7, 4),)
+    (completion,) = generate(engine, [request(samples=1)])
+    assert completion.versions == ((7, 4),)
     assert moves(tmp_path) == ["score", "start_weights", "load_weights", "finish_weights", "score"]
 
 
@@ -187,7 +187,11 @@ def test_diverged_weights_are_an_error_and_no_sample(make_engine):
 
 def moves(folder, number=0):
     """The calls of a process, a wake with its part; not the first question where it works."""
-    calls = [one for one in said(folder, number) if "call" in one and one["do"] != "places"]
+    calls = [
+        message
+        for message in received(folder, number)
+        if "call" in message and message["do"] != "places"
+    ]
     return [call.get("part", call["do"]) for call in calls]
 
 
@@ -205,7 +209,7 @@ def test_beside_a_learner_it_wakes_for_weights_loads_them_and_wakes_for_its_cach
         assert generate(engine, [request()])[0].versions == ((step, 4),)
     for number in (0, 1):
         assert moves(tmp_path, number) == ["sleep", *PUBLISH] * 2
-    assert {one["level"] for one in said(tmp_path) if one["do"] == "sleep"} == {2}
+    assert {message["level"] for message in received(tmp_path) if message["do"] == "sleep"} == {2}
 
 
 def test_weights_that_were_dropped_are_not_sampled_from(make_engine, tmp_path):
@@ -354,10 +358,10 @@ def test_a_process_that_is_killed_is_named(make_engine):
 def test_what_is_set_for_the_controllers_products_does_not_reach_vllm(make_engine):
     engine = make_engine()
     engine.ready(60.0)
-    told = Path(f"/proc/{engine._processes[0]._process.pid}/environ").read_text("utf-8")
+    environment = Path(f"/proc/{engine._processes[0]._process.pid}/environ").read_text("utf-8")
     for variable in SHAPES_KEPT:
         assert os.environ[variable]
-        assert variable not in told
+        assert variable not in environment
 
 
 @pytest.mark.parametrize(
@@ -402,7 +406,7 @@ def test_an_engine_sleeps_without_its_weights_on_a_learners_card_alone(
     engine = start_engine(**stated, place=place)
     engine.sleep()
     engine.load_weights(weights(), 1)
-    slept = [one["level"] for one in said(tmp_path) if one["do"] == "sleep"]
+    slept = [message["level"] for message in received(tmp_path) if message["do"] == "sleep"]
     assert slept == ([level] if level else [])
     environment = Path(f"/proc/{engine._processes[0].pid}/environ").read_text("utf-8").split("\0")
     assert f"CUDA_VISIBLE_DEVICES={visible.split(',')[-1]}" in environment
@@ -429,19 +433,21 @@ def test_no_environment_at_all_is_told_with_its_variable(start_engine, monkeypat
 def test_a_started_engine_has_the_models_ends_and_sizes(start_engine, tmp_path):
     engine = start_engine(engines=2)
     generate(engine, [request()])
-    assert said(tmp_path)[0]["sampling"]["stop_token_ids"] == [1]
+    assert received(tmp_path)[0]["sampling"]["stop_token_ids"] == [1]
     assert (tmp_path / "vllm-1.log").exists()
 
 
 def test_several_engines_are_reported_one_by_one(make_engine):
     engine = make_engine("well", "well")
     done = generate(engine, [request(ticket=ticket) for ticket in range(3)])
-    told = engine.stats.by_engine()
+    statistics = engine.stats.by_engine()
     for number in range(2):
-        own = [c for c in done if c.ticket % 2 == number]
-        assert told[f"engine/{number}/requests"] == len(own)
-        assert told[f"engine/{number}/response_tokens"] == sum(len(c.token_ids) for c in own)
-        assert 0.0 < told[f"engine/{number}/busy_seconds"] <= engine.stats.busy_seconds
+        own_completions = [c for c in done if c.ticket % 2 == number]
+        assert statistics[f"engine/{number}/requests"] == len(own_completions)
+        assert statistics[f"engine/{number}/response_tokens"] == sum(
+            len(c.token_ids) for c in own_completions
+        )
+        assert 0.0 < statistics[f"engine/{number}/busy_seconds"] <= engine.stats.busy_seconds
     assert engine.stats.requests == len(done)
 
 
@@ -450,8 +456,8 @@ def test_no_process_is_idle_where_only_every_second_ticket_comes(make_engine):
     engine = make_engine("well", "well")
     engine.deal_every(2)
     generate(engine, [request(ticket=ticket) for ticket in range(0, 8, 2)])
-    told = engine.stats.by_engine()
-    assert [told[f"engine/{number}/requests"] for number in range(2)] == [4, 4]
+    statistics = engine.stats.by_engine()
+    assert [statistics[f"engine/{number}/requests"] for number in range(2)] == [4, 4]
 
 
 def test_nothing_is_left_when_it_is_closed(start_engine):
@@ -520,7 +526,7 @@ def test_samples_that_are_scored_beside_are_cut_and_go_on(make_engine, tmp_path)
     (row,) = engine.logprobs([np.arange(4)], 0.7)
     assert row.tolist() == [0.0, -1.0, -1.0, -1.0]
     assert [(r.sample_ids, r.position) for r in engine.cut()] == [((0,), 4), ((1,), 4)]
-    calls = [one["do"] for one in said(tmp_path)]
+    calls = [message["do"] for message in received(tmp_path)]
     assert calls == ["sample", "cut", "score", "sample", "sample", "cut"]
 
 
@@ -546,7 +552,7 @@ def test_a_cut_leaves_requests_that_go_on_with_seeds_of_their_positions(make_eng
     assert engine.cut() == []
     engine.submit(left[0])
     (twice,) = engine.cut()
-    first, _, again = [one for one in said(tmp_path) if one["do"] == "sample"]
+    first, _, again = [message for message in received(tmp_path) if message["do"] == "sample"]
     assert again["prompt"] == [2, 3, 4, 2, 3]
     assert again["sampling"]["max_tokens"] == 8 - 2
     assert again["seeds"] != first["seeds"][:1]
@@ -560,10 +566,10 @@ def test_an_answer_that_goes_on_comes_back_whole_and_ends_at_a_stop_string_over_
     engine = make_engine()
     before = Written(np.array([5, 6], np.int32), np.full(2, -0.25, np.float32), ((4, 2),))
     free = replace(request(samples=1), written=before)
-    (whole,) = generate(engine, [free])  # the fake answers with its prompt: abc, de, and more
-    assert whole.text.startswith("deabcde")
-    assert whole.versions == ((4, 2), (0, len(whole.token_ids) - 2))
-    assert whole.logprobs[:3].tolist() == [-0.25, -0.25, -0.5]
+    (continued,) = generate(engine, [free])  # the fake answers with its prompt: abc, de, and more
+    assert continued.text.startswith("deabcde")
+    assert continued.versions == ((4, 2), (0, len(continued.token_ids) - 2))
+    assert continued.logprobs[:3].tolist() == [-0.25, -0.25, -0.5]
     stopping = free.sampling.model_copy(update={"stop": ("never", "eab")})
     (ended,) = generate(engine, [replace(free, sampling=stopping)])
     assert (ended.text, ended.finish_reason) == ("deab", "stop")
@@ -586,10 +592,12 @@ def test_an_adapter_is_a_file_for_each_process_of_which_the_newest_stays(make_en
     assert engine.logprobs([np.arange(3)], 1.0)[0].tolist() == [0, -3, -3]
     for number, process in enumerate(engine._processes):
         (folder,) = process.folder.glob("adapter-*")
-        told = [one for one in said(tmp_path, number) if one["do"] == "load_adapter"][-1]
+        last_load = [
+            message for message in received(tmp_path, number) if message["do"] == "load_adapter"
+        ][-1]
         file = folder / "adapter_model.safetensors"
-        assert (told["path"], told["version"]) == (str(folder), 2)
-        assert told["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert (last_load["path"], last_load["version"]) == (str(folder), 2)
+        assert last_load["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
         assert {n: t.tolist() for n, t in load_file(file).items()} == {
             n: t.tolist() for n, t in adapter(2.0).items()
         }

@@ -72,5 +72,5 @@ def test_every_argument_that_recipes_must_not_add_is_one_of_vllms() -> None:
     )
     command = [interpreter(None), "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    known = json.loads(printed.splitlines()[-1])
-    assert {*OWN_ARGUMENTS, *SET_ARGUMENTS, *UNTRUSTED_ARGUMENTS} <= {*known}
+    vllm_arguments = json.loads(printed.splitlines()[-1])
+    assert {*OWN_ARGUMENTS, *SET_ARGUMENTS, *UNTRUSTED_ARGUMENTS} <= {*vllm_arguments}

@@ -61,13 +61,13 @@ def test_a_message_names_images_and_their_arrays_come_in_a_file(
         engine.logprobs([ids, ids[:1], ids], 1.0, [images, (), images])
         engine.close()
         pixels = model.reader.pixels(digest)
-    said = [
+    messages = [
         json.loads(line)
         for line in (tmp_path / "vllm-0.log").read_text().splitlines()
         if line.startswith("{")
     ]
     shown = {"digest": digest, "runs": [[2, 4]]}
-    assert [message["images"] for message in said] == [[[shown]], [[shown], [], [shown]]]
+    assert [message["images"] for message in messages] == [[[shown]], [[shown], [], [shown]]]
     for file in sorted(kept.iterdir()):  # one for each message, with each image once
         arrays = load_file(file)
         assert arrays.keys() == {f"{digest}/{name}" for name in pixels}
@@ -140,8 +140,8 @@ def test_vllm_gets_our_tokens_with_the_places_of_images(
     assert text == {"prompt_token_ids": [1, 2]}
     assert both["prompt_token_ids"] == ids
     assert both["mm_hashes"] == {"image": ["aa", "bb"]}
-    whole, parted = both["mm_placeholders"]["image"]
-    assert whole == (1, 6, None)
+    unparted, parted = both["mm_placeholders"]["image"]
+    assert unparted == (1, 6, None)
     assert (parted[0], parted[1], parted[2].tolist()) == (8, 5, [True, False, True, True, True])
     assert [item["grid"].tolist() for item in both["mm_kwargs"]["image"]] == [[2, 3], [2, 2]]
     assert not Path(pixels).exists()
@@ -180,9 +180,9 @@ def test_torchvision_that_is_broken_is_named_with_its_error(
         engine_arguments(message)
     assert "mm_device_do_normalize" not in engine_arguments(replace(message, images=False))
     monkeypatch.setattr(inputs, "import_module", lambda name: None)
-    told = engine_arguments(message)
-    assert told["mm_device_do_normalize"] is False
-    assert told["skip_mm_profiling"] is True
+    arguments = engine_arguments(message)
+    assert arguments["mm_device_do_normalize"] is False
+    assert arguments["skip_mm_profiling"] is True
     assert engine_arguments(replace(message, cache_bytes=None))["skip_mm_profiling"] is False
 
 

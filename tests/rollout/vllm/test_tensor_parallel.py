@@ -23,9 +23,9 @@ VOCABULARY = 100
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """With a head that is tied to the embedding."""
     lm = small_model(0, VOCABULARY, tied=True)
-    one = start_vllm(tmp_path_factory.mktemp("parallel"), lm, tensor_parallel=2)
-    yield one
-    one.close()
+    vllm_engine = start_vllm(tmp_path_factory.mktemp("parallel"), lm, tensor_parallel=2)
+    yield vllm_engine
+    vllm_engine.close()
 
 
 def requests(**sampling: float) -> list[Request]:
@@ -42,14 +42,14 @@ def test_answers_are_those_of_the_built_in_engine_after_every_publish(
     lm = small_model(seed, VOCABULARY, tied=True)
     engine.load_weights(lm.named_parameters(), seed)
     local = LocalEngine(lm, small_tokenizer(), slots=8, cache_tokens=8 * 64)
-    ours, theirs = (generate(one, requests(temperature=0.0)) for one in (local, engine))
-    found = [one.token_ids.tolist() for one in theirs]
-    assert found == [one.token_ids.tolist() for one in ours]
-    written = {token for few in found for token in few}
+    ours, theirs = (generate(each, requests(temperature=0.0)) for each in (local, engine))
+    greedy_tokens = [completion.token_ids.tolist() for completion in theirs]
+    assert greedy_tokens == [completion.token_ids.tolist() for completion in ours]
+    written = {token for few in greedy_tokens for token in few}
     assert min(written) < 64 < max(written)
-    assert {one.versions[0][0] for one in theirs} == {seed}
-    for one, two in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(two.logprobs, one.logprobs, atol=1e-4)
+    assert {completion.versions[0][0] for completion in theirs} == {seed}
+    for our_completion, their_completion in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(their_completion.logprobs, our_completion.logprobs, atol=1e-4)
 
 
 def test_what_is_drawn_has_the_logprobs_that_the_built_in_engine_gives_it(
@@ -60,10 +60,15 @@ def test_what_is_drawn_has_the_logprobs_that_the_built_in_engine_gives_it(
     local = LocalEngine(lm, small_tokenizer(), slots=8, cache_tokens=8 * 64)
     asked = requests(temperature=0.7)
     done = generate(engine, asked)
-    whole = [np.concatenate([asked[one.ticket].token_ids, one.token_ids]) for one in done]
-    for scored in (engine.logprobs(whole, 0.7), local.logprobs(whole, 0.7)):
-        for one, row in zip(done, scored, strict=True):
-            np.testing.assert_allclose(row[-len(one.token_ids) :], one.logprobs, atol=1e-4)
+    sequences = [
+        np.concatenate([asked[completion.ticket].token_ids, completion.token_ids])
+        for completion in done
+    ]
+    for scored in (engine.logprobs(sequences, 0.7), local.logprobs(sequences, 0.7)):
+        for completion, row in zip(done, scored, strict=True):
+            np.testing.assert_allclose(
+                row[-len(completion.token_ids) :], completion.logprobs, atol=1e-4
+            )
 
 
 def test_its_workers_end_with_it(engine: VLLMEngine) -> None:
@@ -76,5 +81,5 @@ def test_its_workers_end_with_it(engine: VLLMEngine) -> None:
     assert not list(Path("/dev/shm").glob(f"{meeting.name}*"))  # already: no name, no trace
     engine.close()
     assert not folder.exists()
-    for one in (leader, *workers):
-        assert not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+    for vllm_process in (leader, *workers):
+        assert not vllm_process.is_running() or vllm_process.status() == psutil.STATUS_ZOMBIE

@@ -50,7 +50,9 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
             "WeightTransferUpdateInfo": object,
         },
         "vllm.distributed.weight_transfer.factory": {
-            "WeightTransferEngineFactory": SimpleNamespace(register_engine=lambda name, made: None)
+            "WeightTransferEngineFactory": SimpleNamespace(
+                register_engine=lambda name, weights: None
+            )
         },
         "vllm.model_executor.layers.fused_moe.routed_experts": {
             "RoutedExperts": type("RoutedExperts", (RoutedExperts,), {})
@@ -94,8 +96,8 @@ def test_weights_of_experts_are_read_in_either_layout(
 def test_a_weight_that_fits_both_layouts_is_transformers_own(transfer: Any) -> None:
     square = torch.arange(32.0).reshape(2, 4, 4)
     for name in ("gate_up_proj", "down_proj"):
-        _, found = transfer.as_on_the_hub(name, square, 4)
-        assert torch.equal(found, square.transpose(1, 2))
+        _, hub_weight = transfer.as_on_the_hub(name, square, 4)
+        assert torch.equal(hub_weight, square.transpose(1, 2))
 
 
 @pytest.mark.parametrize(("device", "packed"), [("cpu", -7.0), ("cuda", 7.0)])
@@ -106,8 +108,8 @@ def test_experts_are_packed_on_cpus_once_all_weights_are_placed(
     model = nn.ModuleList([experts[0], nn.Linear(1, 1), experts[1]])
 
     def place(model: Any, config: Any) -> None:
-        for one in experts:
-            one.weight.data.fill_(7.0)
+        for expert in experts:
+            expert.weight.data.fill_(7.0)
 
     monkeypatch.setattr(transfer, "finalize_layerwise_reload", place)
     engine: Any = transfer.ParcelTransfer()
@@ -117,5 +119,5 @@ def test_experts_are_packed_on_cpus_once_all_weights_are_placed(
     for _ in range(2):
         engine.start_weight_update()
         engine.finish_weight_update()
-        assert [one.weight.item() for one in experts] == [packed] * 2
+        assert [expert.weight.item() for expert in experts] == [packed] * 2
     assert len(begun) == 2

@@ -50,11 +50,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path):
     """piped(input, *words): exit code, standard output, standard error."""
 
-    def run(said: str, *words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    def run(stdin_text: str, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin_text.encode())))
         code = main(["chat", *words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -90,10 +90,10 @@ def test_turns_with_images_are_what_plain_transformers_answers(
     talker = load(path, None, "float32", 512).talker()
     files = [folder / "wide.png", folder / "my photo.png"]
     first = say(talker, "What?", files[0])
-    said = "<|im_start|>user\nIMAGEWhat?<|im_end|>\n<|im_start|>assistant\n"
-    assert first == by_transformers(path, said, files[:1])
-    said += f"{first}<|im_end|>\n<|im_start|>user\nIMAGEAnd?<|im_end|>\n<|im_start|>assistant\n"
-    assert say(talker, "And?", files[1]) == by_transformers(path, said, files)
+    prompt = "<|im_start|>user\nIMAGEWhat?<|im_end|>\n<|im_start|>assistant\n"
+    assert first == by_transformers(path, prompt, files[:1])
+    prompt += f"{first}<|im_end|>\n<|im_start|>user\nIMAGEAnd?<|im_end|>\n<|im_start|>assistant\n"
+    assert say(talker, "And?", files[1]) == by_transformers(path, prompt, files)
     talker.reset()
     assert say(talker, "What?") != first
 
@@ -115,8 +115,8 @@ def test_every_type_answers_to_text_and_to_images(
 
 def test_an_image_goes_with_the_next_message_alone(piped, image_models: ImageModels) -> None:
     path = image_models("qwen2_5_vl")
-    said = "/image wide.png\n/image 'my photo.png'\na\nb\n/image wide.png\n/image\nc\n"
-    code, out, error = piped(said, path, *FLAGS, "--json")
+    stdin_text = "/image wide.png\n/image 'my photo.png'\na\nb\n/image wide.png\n/image\nc\n"
+    code, out, error = piped(stdin_text, path, *FLAGS, "--json")
     assert code == 0
     turns = json.loads(out)["turns"]
     assert [turn["images"] for turn in turns] == [["wide.png", "my photo.png"], [], []]
@@ -129,14 +129,14 @@ def test_an_image_goes_with_the_next_message_alone(piped, image_models: ImageMod
 
 def test_two_models_see_the_same_image(piped, image_models: ImageModels) -> None:
     two = [image_models(kind) for kind in ("qwen2_5_vl", "gemma3")]
-    said = "/image wide.png\na\n"
-    alone = [piped(said, path, *FLAGS)[1] for path in two]
-    _, out, _ = piped(said, *two, *FLAGS)
+    stdin_text = "/image wide.png\na\n"
+    alone = [piped(stdin_text, path, *FLAGS)[1] for path in two]
+    _, out, _ = piped(stdin_text, *two, *FLAGS)
     assert out == f"[{two[0]}]\n{alone[0]}[{two[1]}]\n{alone[1]}"
 
 
 @pytest.mark.parametrize(
-    ("said", "words", "problem"),
+    ("stdin_text", "words", "problem"),
     [
         ("/image nothing.png\n", (), "/image nothing.png: there is no file"),
         ("/image notes.txt\n", (), "/image notes.txt: it is no image in PNG, JPEG"),
@@ -149,9 +149,9 @@ def test_two_models_see_the_same_image(piped, image_models: ImageModels) -> None
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_exit_code_2(
-    said: str, words: tuple[str, ...], problem: str, piped, image_models: ImageModels
+    stdin_text: str, words: tuple[str, ...], problem: str, piped, image_models: ImageModels
 ) -> None:
-    code, _, error = piped(said, image_models("qwen2_5_vl"), *FLAGS, *words)
+    code, _, error = piped(stdin_text, image_models("qwen2_5_vl"), *FLAGS, *words)
     assert code == 2
     assert problem in error
     assert error.count("\n") == 1
@@ -167,11 +167,11 @@ def test_a_model_that_reads_text_alone_is_named(
     assert piped("hi\n", *two, *FLAGS)[0] == 0
 
 
-def logprobs(one: ChatModel, file: Path) -> Any:
+def logprobs(chat_model: ChatModel, file: Path) -> Any:
     """Of the tokens of a text with a picture: two models that agree have the same weights."""
     digest = image_store().add(file.read_bytes())
-    request = one.talker().request("What?", GREEDY, 0, [digest])
-    return one.engine.logprobs([request.token_ids], 1.0, [request.images])[0]
+    request = chat_model.talker().request("What?", GREEDY, 0, [digest])
+    return chat_model.engine.logprobs([request.token_ids], 1.0, [request.images])[0]
 
 
 @pytest.mark.slow
@@ -188,13 +188,15 @@ def test_a_checkpoint_of_a_run_answers_as_its_export_does(
         "learner": {"lr": 1e-2, "threads": 1}, "checkpoint": {"save_steps": 1},
     })  # fmt: skip
     train(recipe, Console())
-    found = []
+    exported_logprobs = []
     for step in ("1", "2"):
         exported = export(folder / "run", step, folder / f"model-{step}")
-        found.append(logprobs(load(str(exported), None, "auto", 200), folder / "wide.png"))
+        exported_logprobs.append(
+            logprobs(load(str(exported), None, "auto", 200), folder / "wide.png")
+        )
         ours = load(recipe.run_dir, step, "auto", 200)
-        np.testing.assert_array_equal(logprobs(ours, folder / "wide.png"), found[-1])
-    assert not np.array_equal(*found)
+        np.testing.assert_array_equal(logprobs(ours, folder / "wide.png"), exported_logprobs[-1])
+    assert not np.array_equal(*exported_logprobs)
 
 
 @pytest.mark.slow

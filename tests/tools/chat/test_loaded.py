@@ -16,10 +16,10 @@ from postgrad.tools.export import export
 from postgrad.training.start import train
 
 
-def logprobs(one: ChatModel) -> torch.Tensor:
+def logprobs(chat_model: ChatModel) -> torch.Tensor:
     """Of the tokens of one text: two models that agree on them have the same weights."""
-    ids = one.tokenizer("<|im_start|>user\nhi", add_special_tokens=False)["input_ids"]
-    return torch.from_numpy(one.engine.logprobs([ids], 1.0)[0])
+    ids = chat_model.tokenizer("<|im_start|>user\nhi", add_special_tokens=False)["input_ids"]
+    return torch.from_numpy(chat_model.engine.logprobs([ids], 1.0)[0])
 
 
 SAVING = {"save_steps": 1, "max_ckpt_num": 5}
@@ -35,11 +35,11 @@ def test_a_checkpoint_answers_as_its_export_does(
         model["lora"] = {"rank": 2, "alpha": 4}
     recipe = make_recipe("sft", model=model, checkpoint=SAVING, steps=2)
     train(recipe, console)
-    found = {}
+    exported_logprobs = {}
     for step in (1, 2):
         to = export(Path(recipe.run_dir), str(step), tmp_path / f"model-{step}")
-        found[step] = logprobs(load(str(to), None, "auto", 64))
-    assert not torch.equal(found[1], found[2])
+        exported_logprobs[step] = logprobs(load(str(to), None, "auto", 64))
+    assert not torch.equal(exported_logprobs[1], exported_logprobs[2])
     run_dir = recipe.run_dir
     for name, which, step in (
         (run_dir, None, 2),
@@ -48,9 +48,9 @@ def test_a_checkpoint_answers_as_its_export_does(
         (f"{run_dir}/checkpoints/step-000001", None, 1),
         (f"{run_dir}/checkpoints/latest", None, 2),
     ):
-        one = load(name, which, "auto", 64)
-        assert torch.equal(logprobs(one), found[step])
-        assert one.about == f"sft run {run_dir}, step {step}, float32"
+        chat_model = load(name, which, "auto", 64)
+        assert torch.equal(logprobs(chat_model), exported_logprobs[step])
+        assert chat_model.about == f"sft run {run_dir}, step {step}, float32"
 
 
 @pytest.mark.slow
@@ -71,12 +71,16 @@ def test_a_run_is_spoken_to_as_it_was_taught(make_recipe: Any, console: Console)
         "rl", steps=1, data={"system": "spell"}, rollout={"max_new_tokens": 4, "stop": [";"]}
     )
     train(recipe, console)
-    one = load(recipe.run_dir, None, "auto", 64)
+    chat_model = load(recipe.run_dir, None, "auto", 64)
     talker = Talker(
-        one.engine, one.tokenizer, variables=one.variables, system=one.system, stop=one.stop
+        chat_model.engine,
+        chat_model.tokenizer,
+        variables=chat_model.variables,
+        system=chat_model.system,
+        stop=chat_model.stop,
     )
     request = talker.request("x", SamplingSettings(), 0)
-    text = one.tokenizer.decode(request.token_ids)
+    text = chat_model.tokenizer.decode(request.token_ids)
     assert text.startswith("<|im_start|>system\nspell<|im_end|>")
     assert request.sampling.stop == (";",)
 

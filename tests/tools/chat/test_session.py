@@ -21,11 +21,11 @@ Models = Callable[[int], str]
 def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """piped(input, *words): exit code, standard output, standard error."""
 
-    def run(said: bytes, *words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
+    def run(stdin_bytes: bytes, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin_bytes)))
         code = main(["chat", *words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -39,36 +39,40 @@ def test_lines_of_standard_input_are_answered_plainly(piped, models: Models) -> 
 
 
 def test_two_models_answer_under_their_names(piped, models: Models) -> None:
-    alone = [piped(b"hi", models(one), *FLAGS)[1] for one in (0, 1)]
+    alone = [piped(b"hi", models(number), *FLAGS)[1] for number in (0, 1)]
     _, out, _ = piped(b"hi", models(0), models(1), *FLAGS)
     assert out == f"[{models(0)}]\n{alone[0]}[{models(1)}]\n{alone[1]}"
 
 
 def test_json_has_what_was_said(piped, models: Models) -> None:
-    said = b"a\n/seed 7\n/temperature 1.5\nb\n"
-    code, out, error = piped(said, models(0), models(0), *FLAGS, "--json")
-    found = json.loads(out)
+    stdin_bytes = b"a\n/seed 7\n/temperature 1.5\nb\n"
+    code, out, error = piped(stdin_bytes, models(0), models(0), *FLAGS, "--json")
+    transcript = json.loads(out)
     assert code == 0
-    assert found["models"] == [f"{models(0)}, float32"] * 2
-    assert [turn["seed"] for turn in found["turns"]] == [0, 7]
-    first = found["turns"][0]["answers"]
-    one, two = (first[f"{models(0)} ({number})"] for number in (1, 2))
-    assert one == two
-    assert not one["ended"]  # cut after 4 tokens
-    assert one["text"] in error  # where people read
+    assert transcript["models"] == [f"{models(0)}, float32"] * 2
+    assert [turn["seed"] for turn in transcript["turns"]] == [0, 7]
+    first = transcript["turns"][0]["answers"]
+    first_answer, second_answer = (first[f"{models(0)} ({number})"] for number in (1, 2))
+    assert first_answer == second_answer
+    assert not first_answer["ended"]  # cut after 4 tokens
+    assert first_answer["text"] in error  # where people read
 
 
 def test_filters_leave_the_likeliest_token(piped, models: Models) -> None:
     hot = ("--max-new-tokens", "4", "--temperature", "9")
     _, greedy, _ = piped(b"a\n", models(0), *FLAGS)
-    for said, words in ((b"/top_k 1\na\n", ()), (b"a\n", ("--top-k", "1")),
-                        (b"a\n", ("--top-p", "1e-9")), (b"/min_p 0.999999\na\n", ())):  # fmt: skip
-        assert piped(said, models(0), *hot, *words)[:2] == (0, greedy)
+    for stdin_bytes, words in (
+        (b"/top_k 1\na\n", ()),
+        (b"a\n", ("--top-k", "1")),
+        (b"a\n", ("--top-p", "1e-9")),
+        (b"/min_p 0.999999\na\n", ()),
+    ):
+        assert piped(stdin_bytes, models(0), *hot, *words)[:2] == (0, greedy)
     assert piped(b"a\n", models(0), *hot)[1] != greedy
 
 
 @pytest.mark.parametrize(
-    ("said", "words", "problem"),
+    ("stdin_bytes", "words", "problem"),
     [
         (b"/no\n", (), "/no is no command"),
         (b"/seed x\n", (), "/seed x: a whole number"),
@@ -84,9 +88,9 @@ def test_filters_leave_the_likeliest_token(piped, models: Models) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(
-    said: bytes, words: tuple[str, ...], problem: str, piped, models: Models
+    stdin_bytes: bytes, words: tuple[str, ...], problem: str, piped, models: Models
 ) -> None:
-    code, _, error = piped(said, models(0), *FLAGS[:2], *words)
+    code, _, error = piped(stdin_bytes, models(0), *FLAGS[:2], *words)
     assert code == 2
     assert problem in error
     assert error.count("\n") == 1

@@ -22,8 +22,8 @@ GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=8)
 
 @pytest.fixture
 def talker(models: Callable[[int], str]) -> Talker:
-    one = load(models(0), None, "float32", 4096)
-    return Talker(one.engine, one.tokenizer, variables={}, system=None)
+    chat_model = load(models(0), None, "float32", 4096)
+    return Talker(chat_model.engine, chat_model.tokenizer, variables={}, system=None)
 
 
 def say(talker: Talker, text: str, sampling: SamplingSettings = GREEDY, seed: int = 0) -> str:
@@ -45,12 +45,12 @@ def test_two_turns_are_what_plain_transformers_answers(
 ) -> None:
     short = GREEDY.model_copy(update={"max_new_tokens": 4})
     first = say(talker, "a", short)
-    said = [{"role": "user", "content": "a"}]
-    assert first == by_transformers(models(0), said, 4)
-    said += [{"role": "assistant", "content": first}, {"role": "user", "content": "b"}]
+    messages = [{"role": "user", "content": "a"}]
+    assert first == by_transformers(models(0), messages, 4)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "b"}]
     second = say(talker, "b", short)
-    assert second == by_transformers(models(0), said, 4)
-    assert talker.messages == [*said, {"role": "assistant", "content": second}]
+    assert second == by_transformers(models(0), messages, 4)
+    assert talker.messages == [*messages, {"role": "assistant", "content": second}]
 
 
 def test_a_later_answer_computes_what_is_new_alone(talker: Talker) -> None:
@@ -84,12 +84,12 @@ def test_what_is_cut_ends_with_its_next_token_and_is_remembered_so(talker: Talke
     pieces = talker.answer("hi", talker.request("hi", GREEDY, 0))
     begun = next(pieces) + next(pieces)
     talker.cut()
-    whole = begun + "".join(pieces)
-    assert talker.messages[-1] == {"role": "assistant", "content": whole}
-    assert len(whole) == 3
+    answer = begun + "".join(pieces)
+    assert talker.messages[-1] == {"role": "assistant", "content": answer}
+    assert len(answer) == 3
     assert not talker.has_ended
     talker.reset()
-    assert say(talker, "hi").startswith(whole)
+    assert say(talker, "hi").startswith(answer)
 
 
 def test_a_conversation_without_room_is_refused_and_stays_as_it_was(talker: Talker) -> None:
@@ -140,9 +140,9 @@ def test_bytes_that_are_no_text_end_no_conversation(ids: list[int]) -> None:
     """tokenizers' DecodeStream raises there."""
     stream = TextStream(lambda tokens: FALLBACK.decode(tokens, skip_special_tokens=True))
     pieces = [stream.add(ids[: place + 1]) for place in range(len(ids))]
-    whole = FALLBACK.decode(ids, skip_special_tokens=True)
+    full_text = FALLBACK.decode(ids, skip_special_tokens=True)
     shown = "".join(pieces)
-    assert shown + stream.end(whole) == (whole if whole.startswith(shown) else shown)
+    assert shown + stream.end(full_text) == (full_text if full_text.startswith(shown) else shown)
 
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end() -> None:

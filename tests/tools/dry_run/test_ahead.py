@@ -48,21 +48,21 @@ def page(hours: float, steps: int = 10) -> Any:
 
 
 def message(report: Report, exit_code: int = RECIPE) -> str:
-    (one,) = report.problems
-    assert one.exit_code == exit_code
-    return one.message
+    (problem,) = report.problems
+    assert problem.exit_code == exit_code
+    return problem.message
 
 
 def test_a_run_that_does_not_fit_is_told_with_the_first_advice(
     report: Report, make_recipe: Any
 ) -> None:
     recipe = make_recipe("sft", model={"path": "Qwen/Qwen2.5-7B"})
-    found = ahead.check_plan(report, recipe, "RTX-4090")
-    assert found is not None
-    assert isinstance(found.plan, RunPlan)
-    told = message(report)
-    assert "does not fit" in told
-    assert found.advice[0].change in told
+    advised = ahead.check_plan(report, recipe, "RTX-4090")
+    assert advised is not None
+    assert isinstance(advised.plan, RunPlan)
+    text = message(report)
+    assert "does not fit" in text
+    assert advised.advice[0].change in text
     assert report.plan["fits"] is False
 
 
@@ -128,9 +128,9 @@ def test_saves_and_evaluations_that_would_never_come_are_told(
 ) -> None:
     recipe = make_recipe("sft", checkpoint={"save_steps": 100}, eval={"every": 50})
     ahead.check_batches(report, recipe, conversations(40), None)
-    told = " ".join(one.message for one in report.warnings)
-    assert "checkpoint.save_steps = 100" in told
-    assert "eval.every = 50" in told
+    warnings = " ".join(warning.message for warning in report.warnings)
+    assert "checkpoint.save_steps = 100" in warnings
+    assert "eval.every = 50" in warnings
 
 
 def test_metrics_that_a_few_rows_do_not_have_are_known_all_the_same(
@@ -147,9 +147,9 @@ def test_a_disk_without_room_for_all_checkpoints_is_found(
     recipe = make_recipe("rl", checkpoint={"max_ckpt_num": 5, "save_hf": True})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * 10**9))
     ahead.check_disk(report, recipe, checkpoint=10**9, model=10**8, page=None)
-    told = message(report, FAILURE)
-    assert "checkpoint.max_ckpt_num" in told
-    assert "6.10 GB" in told  # five kept, one being written, and the model
+    text = message(report, FAILURE)
+    assert "checkpoint.max_ckpt_num" in text
+    assert "6.10 GB" in text  # five kept, one being written, and the model
     report.problems.clear()
     ahead.check_disk(report, recipe, checkpoint=10**8, model=10**8, page=None)
     assert report.problems == []
@@ -162,9 +162,9 @@ def test_checkpoints_that_are_never_removed_need_room_too(
     recipe = make_recipe("sft", checkpoint=saves)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=6 * 10**9))
     ahead.check_disk(report, recipe, checkpoint=10**9, model=0, page=page(1.0, steps=8))
-    told = message(report, FAILURE)  # of steps 2, 4, 6, 8, two newest, one being written
-    assert "(7 at one time)" in told
-    assert "raise checkpoint.keep_steps" in told
+    text = message(report, FAILURE)  # of steps 2, 4, 6, 8, two newest, one being written
+    assert "(7 at one time)" in text
+    assert "raise checkpoint.keep_steps" in text
 
 
 def test_a_run_that_saves_once_needs_room_for_two(
@@ -214,8 +214,12 @@ def test_a_report_is_json_and_a_wrong_recipe_comes_before_a_failure(report: Repo
         report.problem(check, "it is wrong")
     report.skip("four", "three failed")
     assert report.exit_code == RECIPE
-    found = json.loads(json.dumps(report.to_json()))
-    assert [one["ok"] for one in found["checks"]] == [False] * 4
-    assert [one["tried"] for one in found["checks"]] == [True, True, True, False]
-    assert found["problems"][1]["message"] == "ValueError: of somebody else's code"
-    assert [one["kind"] for one in found["problems"]] == ["failure", "failure", "recipe"]
+    report_json = json.loads(json.dumps(report.to_json()))
+    assert [check["ok"] for check in report_json["checks"]] == [False] * 4
+    assert [check["tried"] for check in report_json["checks"]] == [True, True, True, False]
+    assert report_json["problems"][1]["message"] == "ValueError: of somebody else's code"
+    assert [problem["kind"] for problem in report_json["problems"]] == [
+        "failure",
+        "failure",
+        "recipe",
+    ]

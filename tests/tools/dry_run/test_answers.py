@@ -57,14 +57,18 @@ def prompts(*answers: str) -> list[Prompt]:
 
 def tried(*scores: tuple[float, float], sure: bool = True) -> Tried:
     rows = prompts(*(["an answer"] * len(scores)))
-    given = [(row, "an answer", *pair) for row, pair in zip(rows, scores, strict=True)]
-    return Tried("gsm8k", sure, given)
+    attempts = [(row, "an answer", *pair) for row, pair in zip(rows, scores, strict=True)]
+    return Tried("gsm8k", sure, attempts)
 
 
-def judged(report: Report, one: Tried, kind: str = "gsm8k") -> tuple[list[str], list[str]]:
+def judged(
+    report: Report, tried_rewards: Tried, kind: str = "gsm8k"
+) -> tuple[list[str], list[str]]:
     with report.check("verifiers") as check:
-        report_doubts(report, check, one, RewardSettings(type=kind))
-    return [one.message for one in report.problems], [one.message for one in report.warnings]
+        report_doubts(report, check, tried_rewards, RewardSettings(type=kind))
+    return [problem.message for problem in report.problems], [
+        warning.message for warning in report.warnings
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_reference_answers_are_scored_by_the_runs_own_verifiers(
     rows = prompts("1 + 1 = 2\n#### 2", "#### 17")
     try_answers(report, recipe, [(recipe.data, rows)], load_tokenizer(models(0)))
     assert report.problems == []
-    read, scored = (one.detail for one in report.checks)
+    read, scored = (check.detail for check in report.checks)
     assert (read, scored) == ("2 rows can be read", "gsm8k 2 of 2, behind 2 of 2")
 
 
@@ -158,9 +162,9 @@ def test_reference_answers_that_a_verifier_cannot_read_are_found(
     recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
     rows = prompts("#### 2", "seventeen")
     try_answers(report, recipe, [(recipe.data, rows)], load_tokenizer(models(0)))
-    (one,) = report.problems
-    assert one.check == "reference answers"
-    assert "1 of 2 rows" in one.message
+    (problem,) = report.problems
+    assert problem.check == "reference answers"
+    assert "1 of 2 rows" in problem.message
 
 
 @pytest.mark.parametrize("bad", ["drop", "error"])
@@ -173,7 +177,9 @@ def test_each_dataset_of_one_name_has_its_own_way_with_such_rows(
     rows = [prompts("#### 2", "seventeen" if way == bad else "#### 3") for way in ways]
     by_source = list(zip(sources, rows, strict=True))
     try_answers(report, recipe, by_source, load_tokenizer(models(0)))
-    assert [one.check for one in report.problems] == ["reference answers"] * (bad == "error")
+    assert [problem.check for problem in report.problems] == ["reference answers"] * (
+        bad == "error"
+    )
     if bad == "drop":
         assert report.checks[0].detail == "3 rows can be read"
 
@@ -195,8 +201,8 @@ def test_an_empty_answer_with_full_score_is_a_problem(report: Report) -> None:
 
 
 def test_a_judge_that_does_not_tell_answers_from_none_is_told(report: Report) -> None:
-    one = tried((0.5, 0.5), (0.2, 0.5), sure=False)
-    assert judged(report, one, "format") == ([], [])
-    problems, warnings = judged(report, one, "package.module:score")
+    doubtful = tried((0.5, 0.5), (0.2, 0.5), sure=False)
+    assert judged(report, doubtful, "format") == ([], [])
+    problems, warnings = judged(report, doubtful, "package.module:score")
     assert problems == []
     assert "no reference answer more than an empty one" in warnings[0]

@@ -21,12 +21,12 @@ SUPERVISED = {"load", "train", "evaluate", "save", "load the checkpoint", "expor
 
 
 def passed(report: Report) -> set[str]:
-    return {one.name for one in report.checks if one.ok}
+    return {check.name for check in report.checks if check.ok}
 
 
 def only(report: Report) -> tuple[str, str, int]:
-    (one,) = report.problems
-    return one.check, one.message, one.exit_code
+    (problem,) = report.problems
+    return problem.check, problem.message, problem.exit_code
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
     assert not any(warning.check == "publish_route" for warning in report.warnings)
     assert report.exit_code == 0
     assert passed(report) >= SUPERVISED | {"sample", "publish", "verifiers", "best_metric"}
-    train = next(one for one in report.checks if one.name == "train")
+    train = next(check for check in report.checks if check.name == "train")
     assert "8 samples, loss" in train.detail
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -58,7 +58,7 @@ def test_a_critic_and_a_reference_take_part(make_recipe: Any, console: Console) 
     )
     report = dry_run(recipe, console)
     assert report.problems == []
-    load = next(one for one in report.checks if one.name == "load the checkpoint")
+    load = next(check for check in report.checks if check.name == "load the checkpoint")
     assert int(load.detail.split()[-2]) > 60  # of the policy and of the critic
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_is_there_is_not_touched(make_recipe: Any, console: Console) 
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("not ours\n", "utf-8")
     report = dry_run(recipe, console)
-    assert [one.check for one in report.problems] == ["run_dir"]
+    assert [problem.check for problem in report.problems] == ["run_dir"]
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 
@@ -106,8 +106,8 @@ def test_a_checkpoint_that_gives_other_bits_is_found(
 
     def other(job: Any) -> dict[str, str]:
         calls.append(job)
-        found = real(job)
-        return {name: f"{one}{len(calls)}" for name, one in found.items()}
+        hashes = real(job)
+        return {name: f"{digest}{len(calls)}" for name, digest in hashes.items()}
 
     monkeypatch.setattr(trial, "digests_of", other)
     check, message, code = only(dry_run(make_recipe("reward"), console))
@@ -173,8 +173,8 @@ def test_a_step_whose_samples_are_all_left_out_is_told_with_the_reason(
     recipe = make_recipe("rl", algorithm=masked, rollout={"max_new_tokens": 2})
     report = dry_run(recipe, console)
     assert report.problems == []
-    told = [one.message for one in report.warnings if one.check == "train"]
-    assert [why for why in told if "algorithm.mask_truncated_completions leaves" in why]
+    warnings = [warning.message for warning in report.warnings if warning.check == "train"]
+    assert [why for why in warnings if "algorithm.mask_truncated_completions leaves" in why]
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_rows_that_nothing_scores_beside_an_environment_are_found(
         environment={"sets": [{"type": "guess_number"}, {"type": "guess_number", "name": "b"}]},
         rewards=[],
     )
-    problems = {one.check: one.message for one in dry_run(recipe, console).problems}
+    problems = {problem.check: problem.message for problem in dry_run(recipe, console).problems}
     assert "no reward applies to it" in problems["reference answers"]
 
 
@@ -246,10 +246,10 @@ def test_what_failed_says_nothing_of_a_checkpoint_that_nobody_can_resume(
 def test_a_verifier_that_fails_is_found_before_the_step(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("sft", rewards=[{"type": "tiny_rewards:broken"}])
     report = dry_run(recipe, console)
-    found = {one.check: one for one in report.problems}
-    assert "no score today" in found["verifiers"].message
-    assert found["verifiers"].exit_code == FAILURE
-    assert "evaluate" in found
+    problems_by_check = {problem.check: problem for problem in report.problems}
+    assert "no score today" in problems_by_check["verifiers"].message
+    assert problems_by_check["verifiers"].exit_code == FAILURE
+    assert "evaluate" in problems_by_check
 
 
 def test_several_things_that_are_wrong_are_all_told(
@@ -262,7 +262,7 @@ def test_several_things_that_are_wrong_are_all_told(
         data={"path": "neither.jsonl"},
     )
     report = dry_run(recipe, console)
-    assert {one.check for one in report.problems} >= {"rows of eval", "rows"}
+    assert {problem.check for problem in report.problems} >= {"rows of eval", "rows"}
     assert report.exit_code == RECIPE
 
 
@@ -275,8 +275,8 @@ def test_stages_of_a_pipeline_start_from_what_the_one_before_exported(
     flags = [*small, *more, "--run_dir", str(tmp_path / "run")]
     reports = dry_run_pipeline(load_pipeline(ROOT / "recipes" / "quickstart", flags), console)
     assert list(reports) == ["sft", "rl"]
-    found = pipeline_json(reports)
-    assert found["problems"] == []
+    page = pipeline_json(reports)
+    assert page["problems"] == []
     assert "sample" in passed(reports["rl"])
     assert list(tmp_path.iterdir()) == []
 

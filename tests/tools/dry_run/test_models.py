@@ -40,9 +40,9 @@ def test_a_model_that_cannot_be_reached_is_a_problem_of_the_recipe(
 ) -> None:
     recipe = make_recipe("sft", model={"path": str(tmp_path / "nowhere")})
     assert check_models(report, recipe, tmp_path / "init") is None
-    (one,) = report.problems
-    assert one.exit_code == RECIPE
-    assert "no model at" in one.message
+    (problem,) = report.problems
+    assert problem.exit_code == RECIPE
+    assert "no model at" in problem.message
 
 
 def test_models_of_other_roles_are_looked_at_too(
@@ -55,7 +55,7 @@ def test_models_of_other_roles_are_looked_at_too(
         reference={"model": {"path": str(tmp_path / "nowhere")}},
     )
     assert check_models(report, recipe, tmp_path / "init") is not None
-    assert [one.check for one in report.problems] == ["model of reference"]
+    assert [problem.check for problem in report.problems] == ["model of reference"]
 
 
 def test_layers_that_ranks_cannot_share_are_named_before_weights_are_loaded(
@@ -66,9 +66,9 @@ def test_layers_that_ranks_cannot_share_are_named_before_weights_are_loaded(
         "sft", model={"path": models(0), "init": None}, learner=learner, cluster=cluster
     )
     check_models(report, recipe, tmp_path / "init")
-    (one,) = report.problems
-    assert (one.check, one.exit_code) == ("model", RECIPE)
-    assert "learner.tensor_parallel = 4" in one.message
+    (problem,) = report.problems
+    assert (problem.check, problem.exit_code) == ("model", RECIPE)
+    assert "learner.tensor_parallel = 4" in problem.message
 
 
 def test_rows_longer_than_rotary_positions_that_were_trained_are_a_warning_as_in_the_run(
@@ -77,9 +77,9 @@ def test_rows_longer_than_rotary_positions_that_were_trained_are_a_warning_as_in
     recipe = make_recipe("sft", model={"path": models(0), "init": None}, data={"max_len": 100})
     check_models(report, recipe, tmp_path / "init")
     assert report.problems == []
-    (told,) = report.warnings
-    assert told.check == "model"
-    assert "never trained on more than 64" in told.message
+    (warning,) = report.warnings
+    assert warning.check == "model"
+    assert "never trained on more than 64" in warning.message
     events: list[tuple[str, str]] = []
     run: Any = SimpleNamespace(
         recipe=recipe,
@@ -87,7 +87,7 @@ def test_rows_longer_than_rotary_positions_that_were_trained_are_a_warning_as_in
         console=SimpleNamespace(warn=lambda text: events.append(("warning", text))),
     )
     check_lengths(run, models(0))
-    assert events == [("unseen_length", told.message), ("warning", told.message)]
+    assert events == [("unseen_length", warning.message), ("warning", warning.message)]
 
 
 @pytest.mark.parametrize("role", ["policy", "reference"])
@@ -141,9 +141,9 @@ def test_a_template_whose_turns_end_with_no_token_is_found(
     report: Report, make_recipe: Any, models: Any
 ) -> None:
     ends(report, make_recipe("sft"), models(0), "")
-    (one,) = report.problems
-    assert one.check == "end of a turn"
-    assert "does not learn to stop" in one.message
+    (problem,) = report.problems
+    assert problem.check == "end of a turn"
+    assert "does not learn to stop" in problem.message
 
 
 def test_a_template_whose_turns_end_with_a_token_that_stops_nothing_is_told(

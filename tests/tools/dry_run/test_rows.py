@@ -21,39 +21,39 @@ from postgrad.tools.dry_run.rows import (
 )
 
 
-def shown(*found: TextSpan) -> str:
-    told = StringIO()
-    show(ShownRow("row 0", (("conversation", found),)), Console("plain", told))
-    return told.getvalue()
+def shown(*span: TextSpan) -> str:
+    output = StringIO()
+    show(ShownRow("row 0", (("conversation", span),)), Console("plain", output))
+    return output.getvalue()
 
 
 def test_pieces_say_what_the_tokens_say_and_special_tokens_stand_alone() -> None:
     tokenizer = chat_tokenizer()
     text = "<|im_start|>user\nHi there<|im_end|>"
     ids = np.array(tokenizer(text)["input_ids"], np.int32)
-    found = spans_of(tokenizer, ids, ["read"] * len(ids))
-    assert "".join(one.text for one in found) == text
-    assert [one.text for one in found if one.special] == ["<|im_start|>", "<|im_end|>"]
+    spans = spans_of(tokenizer, ids, ["read"] * len(ids))
+    assert "".join(span.text for span in spans) == text
+    assert [span.text for span in spans if span.special] == ["<|im_start|>", "<|im_end|>"]
 
 
 def test_what_is_trained_and_what_was_cut_stand_in_brackets_outside_a_terminal() -> None:
-    told = shown(
+    output = shown(
         TextSpan("Why?", "read", False),
         TextSpan("Because", "trained", False),
         TextSpan("<|im_end|>", "trained", True),
         TextSpan(" and on", "cut", False),
     )
-    assert "Why?⟦Because<|im_end|>⟧⟪cut:  and on⟫" in told
+    assert "Why?⟦Because<|im_end|>⟧⟪cut:  and on⟫" in output
 
 
 def test_what_weighs_more_or_less_than_1_says_so() -> None:
-    told = shown(
+    output = shown(
         TextSpan("Why?", "trained", False, 0.5),
         TextSpan("<|im_end|>", "trained", True, 0.5),
         TextSpan("Because", "trained", False),
         TextSpan("so", "trained", False, 2.0),
     )
-    assert "0.5×⟦Why?<|im_end|>⟧⟦Because⟧2×⟦so⟧" in told
+    assert "0.5×⟦Why?<|im_end|>⟧⟦Because⟧2×⟦so⟧" in output
 
 
 def test_a_conversation_shows_the_weights_of_its_trained_tokens_before_the_cut() -> None:
@@ -73,9 +73,9 @@ def test_a_conversation_shows_the_weights_of_its_trained_tokens_before_the_cut()
 
 
 def test_text_of_rows_is_neither_markup_nor_control_characters() -> None:
-    told = shown(TextSpan("[red]\x1b[2J[/red]", "read", False))
-    assert "[red]\\x1b[2J[/red]" in told
-    assert "\x1b" not in told
+    output = shown(TextSpan("[red]\x1b[2J[/red]", "read", False))
+    assert "[red]\\x1b[2J[/red]" in output
+    assert "\x1b" not in output
 
 
 def test_tokens_cut_off_at_the_end_or_the_start_are_marked() -> None:

@@ -29,12 +29,12 @@ def test_scores_are_those_of_plain_transformers(reward_dir):
     sequences[0][-1] = model.tokenizer.eos_token_id  # a conversation that ended
     with torch.no_grad():
         wanted = [
-            float(plain(torch.tensor(one, dtype=torch.int64)[None]).logits[0, 0])
-            for one in sequences
+            float(plain(torch.tensor(token_ids, dtype=torch.int64)[None]).logits[0, 0])
+            for token_ids in sequences
         ]
-    found = model.score(sequences)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    scores = model.score(sequences)
+    assert scores.dtype == np.float64
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-6)
     assert np.std(wanted) > 0.01
     assert (model.mean, model.std, model.max_tokens) == (0.5, 2.0, 64)
     assert model.hash == directory_hash(reward_dir)
@@ -45,7 +45,7 @@ def test_scores_do_not_depend_on_what_shares_the_batch(reward_dir):
     opening = sequences_of([20], len(model.tokenizer))[0]
     ends = sequences_of([3, 7, 1, 30], len(model.tokenizer), seed=1)
     sequences = [opening, *[np.concatenate([opening, end]) for end in ends], *ends]
-    alone = [model.score([one])[0] for one in sequences]
+    alone = [model.score([token_ids])[0] for token_ids in sequences]
     np.testing.assert_allclose(model.score(sequences), alone, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.score(sequences[::-1])[::-1], alone, rtol=1e-5, atol=1e-6)
 

@@ -28,20 +28,20 @@ def serve(reward_dir):
 
     def start(*arguments, **env):
         command = [sys.executable, "-m", "postgrad", "serve-reward", str(reward_dir), "--json"]
-        one = subprocess.Popen(
+        child = subprocess.Popen(
             [*command, "--port", "0", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env,
         )  # fmt: skip
-        running.append(one)
-        line = one.stderr.readline()
-        found = re.fullmatch(r"serving my-reward at http://(.+):(\d+), (.+)\n", line)
-        assert found, line + one.stderr.read()
-        return one, found[1], int(found[2]), found[3]
+        running.append(child)
+        line = child.stderr.readline()
+        announcement = re.fullmatch(r"serving my-reward at http://(.+):(\d+), (.+)\n", line)
+        assert announcement, line + child.stderr.read()
+        return child, announcement[1], int(announcement[2]), announcement[3]
 
     yield start
-    for one in running:
-        one.kill()
-        one.communicate()
+    for server_process in running:
+        server_process.kill()
+        server_process.communicate()
 
 
 def ask(port, path, body=None, **headers):
@@ -64,16 +64,16 @@ class Told(NamedTuple):
 
 def use(stderr: int) -> Told:
     """Waits for the server of this process, asks it, and tells it to stop."""
-    with os.fdopen(stderr) as said:
-        serving = said.readline()
-        assert serving.startswith("serving "), serving + said.read()
+    with os.fdopen(stderr) as stderr_pipe:
+        serving = stderr_pipe.readline()
+        assert serving.startswith("serving "), serving + stderr_pipe.read()
         try:
             port = int(serving.split(",")[0].rpartition(":")[2])
             info = ask(port, "/info")
             scored = ask(port, "/score", {"inputs": [{"messages": CHAT}, {"token_ids": [5, 6]}]})
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
-        return Told(serving, info, scored, said.read())
+        return Told(serving, info, scored, stderr_pipe.read())
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def used(reward_dir, monkeypatch, capsys):
 
 def test_it_serves_a_real_model_until_it_is_told_to_stop(used, reward_dir, monkeypatch):
     monkeypatch.delenv(TOKEN, raising=False)
-    code, out, told = used("--dtype", "float32")
+    code, out, log = used("--dtype", "float32")
     assert code == 0
     where = r"http://127\.0\.0\.1:\d+, without a token"
-    assert re.fullmatch(rf"serving my-reward at {where}\n", told.serving)
-    status, info = told.info
+    assert re.fullmatch(rf"serving my-reward at {where}\n", log.serving)
+    status, info = log.info
     assert (status, info["name"], info["mean"], info["std"]) == (200, "my-reward", 0.5, 2.0)
     assert info["limits"]["input_tokens"] == 64  # the positions that the model knows
-    status, body = told.scored
+    status, body = log.scored
     assert status == 200
     plain = AutoModelForSequenceClassification.from_pretrained(reward_dir, dtype=torch.float32)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_it_serves_a_real_model_until_it_is_told_to_stop(used, reward_dir, monke
     assert body["scores"][1] == pytest.approx(wanted, rel=1e-5)
     assert body["model"] == info["model"]
     assert json.loads(out)["sequences"] == 2
-    assert re.fullmatch(r"stopped: \d requests?, 2 sequences, \d+ tokens\n", told.stopped)
+    assert re.fullmatch(r"stopped: \d requests?, 2 sequences, \d+ tokens\n", log.stopped)
 
 
 @pytest.mark.slow

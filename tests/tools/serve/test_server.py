@@ -201,15 +201,15 @@ def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(hasty):
 @pytest.mark.slow
 def test_a_connection_is_used_again_and_may_be_idle_between_requests(hasty):
     body = b'{"inputs": [{"token_ids": [5]}]}'
-    one = (
+    request_bytes = (
         b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     )
     last = b"GET /health HTTP/1.1\r\nHost: OWN\r\nConnection: close\r\n\r\n"
     pause = 2.3  # seconds: longer than a request may take to arrive
-    reply = hasty.raw(one, one[:20], one[20:] + last, pause=0.0)
+    reply = hasty.raw(request_bytes, request_bytes[:20], request_bytes[20:] + last, pause=0.0)
     assert reply.count(b"HTTP/1.1 200 OK") == 3
-    reply = hasty.raw(one, last, pause=pause)
+    reply = hasty.raw(request_bytes, last, pause=pause)
     assert reply.count(b"HTTP/1.1 200 OK") == 2
 
 
@@ -252,11 +252,11 @@ def test_with_a_token_a_proxy_may_have_a_name_of_its_own():
 
 def test_a_bearer_token_is_needed_everywhere_but_for_health():
     with reward_server(token="s3cret") as server:
-        for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"},
-                      {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer"},
-                      {"Authorization": "Bearer s3cret x"}):  # fmt: skip
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"},
+                        {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer"},
+                        {"Authorization": "Bearer s3cret x"}):  # fmt: skip
             for path, body in (("/score", {}), ("/info", None), ("/metrics", None), ("/x", None)):
-                answer = server.ask(path, body, **given)
+                answer = server.ask(path, body, **headers)
                 assert error_of(answer) == (401, "unauthorized")
                 assert answer[2]["www-authenticate"] == "Bearer"
         assert server.ask("/health")[0] == 200
@@ -318,7 +318,7 @@ def test_a_full_queue_and_too_many_requests_are_told_to_come_again():
         assert (status, body["error"]["code"], headers["retry-after"]) == (503, "busy", "1")
         assert server.ask("/health")[0] == 200
         model.gate.set()
-        assert [one.result()[0] for one in first] == [200] * 4
+        assert [future.result()[0] for future in first] == [200] * 4
         assert server.scores([1])[0] == 200
 
 
@@ -340,8 +340,8 @@ def test_a_crash_on_one_sequence_fails_its_request_and_no_other():
         bad = clients.submit(server.scores, [1], [POISON, 1], [POISON, 2])
         wait_until(lambda: server.metric("queue_sequences") == 11)
         model.gate.set()
-        for i, one in enumerate(good, 2):
-            assert one.result()[1]["scores"] == [i, 7.0]
+        for i, future in enumerate(good, 2):
+            assert future.result()[1]["scores"] == [i, 7.0]
         assert error_of(bad.result()) == (500, "model_failed")
         message = bad.result()[1]["error"]["message"]
         assert message == "inputs.1, and 1 more: the model failed: RuntimeError"
@@ -361,7 +361,7 @@ def test_scores_that_take_too_long_are_a_504_and_a_hanging_model_is_ill():
     limits = ServerLimits(request_seconds=0.3)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(2) as clients:
         both = [clients.submit(server.scores, [1]) for _ in range(2)]
-        assert [error_of(one.result()) for one in both] == [(504, "timeout")] * 2
+        assert [error_of(future.result()) for future in both] == [(504, "timeout")] * 2
         assert server.metric("queue_sequences") == 0  # nobody waits for it any more
         wait_until(lambda: server.ask("/health")[0] == 503)  # the model began after the requests
         assert error_of(server.ask("/health")) == (503, "stuck")
@@ -399,7 +399,7 @@ def test_stopping_finishes_what_is_under_way_and_refuses_new():
         server.server.should_exit = True
         wait_until(lambda: refused(server))
         model.gate.set()
-        assert [one.result()[1]["scores"] for one in under_way] == [[i, i] for i in range(3)]
+        assert [future.result()[1]["scores"] for future in under_way] == [[i, i] for i in range(3)]
         server.thread.join(20)
         assert not server.thread.is_alive()
 
@@ -428,8 +428,8 @@ def test_nothing_of_a_request_is_logged(caplog, capfd):
         server.scores([POISON], Authorization="Bearer s3cret")
         server.ask("/private-path", b"private", Authorization="Bearer private")
         server.raw(b"private\r\n\r\n")
-    said = caplog.text + "".join(capfd.readouterr())
-    assert said == ""
+    logged = caplog.text + "".join(capfd.readouterr())
+    assert logged == ""
 
 
 def test_many_clients_get_their_own_scores():

@@ -38,9 +38,9 @@ def test_a_conversation_ends_with_the_token_that_ends_its_last_answer(family):
     rendered = render_conversation(
         tokenizer, CHAT, ends=turn_ends(tokenizer), turns="last", variables={}
     )
-    (found,) = tokenise(tokenizer, [rendered])
-    whole, mask = found.ids, found.mask
-    assert ids.tolist() == whole[: np.flatnonzero(mask)[-1] + 1].tolist()
+    (text_tokens,) = tokenise(tokenizer, [rendered])
+    full_ids, mask = text_tokens.ids, text_tokens.mask
+    assert ids.tolist() == full_ids[: np.flatnonzero(mask)[-1] + 1].tolist()
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]).endswith("It is so.")
     assert ids.dtype == np.int32
@@ -67,18 +67,18 @@ ENCODER = Encoder(TOKENIZER, LIMITS.input_tokens)
 
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=60))
 def test_whatever_arrives_becomes_tokens_within_the_limits_or_is_refused(body):
-    refusal, found = None, []
+    refusal, token_lists = None, []
     try:
         request = parse(body, LIMITS)
-        found, _ = ENCODER.encode(request.inputs, RequestImages(None))
+        token_lists, _ = ENCODER.encode(request.inputs, RequestImages(None))
     except Refusal as error:
         refusal = error
     if refusal is not None:
         assert refusal.status in (400, 422)
         assert set(refusal.body["error"]) == {"code", "message"}
         return
-    assert len(found) == len(request.inputs) <= 3
-    for ids in found:
+    assert len(token_lists) == len(request.inputs) <= 3
+    for ids in token_lists:
         assert 0 < len(ids) <= 40
         assert ids.min() >= 0
         assert ids.max() < len(TOKENIZER)

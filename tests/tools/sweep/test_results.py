@@ -54,9 +54,9 @@ def test_the_best_is_named_with_its_interval(tmp_path: Path) -> None:
         "lr=2e-5 has the highest eval/accuracy: 0.6 (95% interval 0.55 to 0.65). It is the best: "
         "no other interval overlaps with its own."
     )
-    told = result.to_json()
-    assert (told["best"], told["tied"]) == ("lr=2e-5", [])
-    assert told["runs"][0]["low"] == pytest.approx(0.55)
+    result_json = result.to_json()
+    assert (result_json["best"], result_json["tied"]) == ("lr=2e-5", [])
+    assert result_json["runs"][0]["low"] == pytest.approx(0.55)
 
 
 def test_runs_whose_intervals_overlap_are_named_too(tmp_path: Path) -> None:

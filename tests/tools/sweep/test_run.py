@@ -69,14 +69,14 @@ def test_runs_of_a_sweep_are_those_of_train_and_are_compared(
     folder = tmp_path / "sweep"
     flags = ("--run_dir", str(folder), "--checkpoint.best_metric", "eval/accuracy")
     words = ("train", str(recipe), *flags, "--sweep", "learner.lr=1e-2,3e-2")
-    code, told = typed(capsys, *words)
+    code, summary = typed(capsys, *words)
     assert code == 0
-    assert {run["name"]: run["state"] for run in told["runs"]} == {
+    assert {run["name"]: run["state"] for run in summary["runs"]} == {
         "lr=1e-2": "finished", "lr=3e-2": "finished",
     }  # fmt: skip
-    assert told == json.loads((folder / "summary.json").read_text("utf-8"))
-    assert told["best"] in ("lr=1e-2", "lr=3e-2")
-    assert all(run["low"] <= run["value"] <= run["high"] for run in told["runs"])
+    assert summary == json.loads((folder / "summary.json").read_text("utf-8"))
+    assert summary["best"] in ("lr=1e-2", "lr=3e-2")
+    assert all(run["low"] <= run["value"] <= run["high"] for run in summary["runs"])
 
     alone = tmp_path / "alone"
     single = ["train", str(recipe), *flags[2:], "--run_dir", str(alone), "--learner.lr", "3e-2"]
@@ -110,11 +110,11 @@ def test_a_run_that_fails_does_not_end_the_others(
     folder = tmp_path / "sweep"
     swept = "data.path=nowhere.jsonl,reasoning-gym:spell_backward"
     words = ("train", str(recipe), "--run_dir", str(folder), "--sweep", swept)
-    code, told = typed(capsys, *words, "--at-once", "1")
+    code, summary = typed(capsys, *words, "--at-once", "1")
     assert code == 1
-    assert [run["state"] for run in told["runs"]] == ["finished", "failed"]
-    assert "nowhere.jsonl: no such file" in told["runs"][1]["cause"]
-    assert "exit code 2" in told["runs"][1]["cause"]
+    assert [run["state"] for run in summary["runs"]] == ["finished", "failed"]
+    assert "nowhere.jsonl: no such file" in summary["runs"][1]["cause"]
+    assert "exit code 2" in summary["runs"][1]["cause"]
     assert "nowhere.jsonl: no such file" in (
         (folder / "logs" / "path=nowhere.jsonl.log").read_text("utf-8")
     )
@@ -203,10 +203,10 @@ def test_a_pipeline_is_swept_and_judged_by_its_last_stage(
     ]  # fmt: skip
     quickstart = Path(__file__).parents[3] / "recipes" / "quickstart"
     swept = ["--sweep", "rl.learner.lr=1e-4,1e-3"]
-    code, told = typed(capsys, "train", str(quickstart), *small, *swept)
+    code, summary = typed(capsys, "train", str(quickstart), *small, *swept)
     assert code == 0
-    assert told["metric"] == "eval/accuracy"
-    assert {run["name"]: run["steps"] for run in told["runs"]} == {"lr=1e-4": 2, "lr=1e-3": 2}
+    assert summary["metric"] == "eval/accuracy"
+    assert {run["name"]: run["steps"] for run in summary["runs"]} == {"lr=1e-4": 2, "lr=1e-3": 2}
     for name in ("lr=1e-4", "lr=1e-3"):
         assert (folder / name / "rl" / "summary.json").is_file()
     result = resume_sweep(folder, (), QUIET, ALONE)
