@@ -67,8 +67,8 @@ def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
         for place, text in enumerate(texts):
             try:
                 tokenizer(text, add_special_tokens=False)
-            except Exception as one:  # noqa: BLE001
-                raise Unencodable(place, str(one)) from error
+            except Exception as cause:  # noqa: BLE001
+                raise Unencodable(place, str(cause)) from error
         raise
 
 

@@ -79,7 +79,7 @@ class SegmentMixing:
         self._keep = keep
         self._starts, self._parent = continued.starts, layout.parent
         self._lengths: NDArray[np.int64] = np.diff(self._starts)
-        self._given, self._above_roots = continued.states, continued.above
+        self._states_before, self._above_roots = continued.states, continued.above
         self._device = device
         # Of each segment among the kept states, behind those that are given.
         self._place = np.full(len(self._parent), -1)
@@ -145,7 +145,7 @@ class SegmentMixing:
         sizes = [batch.n_tokens for level in self._levels for batch in level]
         inputs = iter(hidden.index_select(0, self._rows).split(sizes))
         # The kept states of all levels so far.
-        behind: dict[str, Tensor] = self._given[mixer] if self._given else {}
+        behind: dict[str, Tensor] = self._states_before[mixer] if self._states_before else {}
         outputs: list[Tensor] = []
         for level in self._levels:
             kept = [behind] if behind else []

@@ -121,7 +121,7 @@ class Logs:
         self._compress = compress
         self._files: dict[str, LogFile] = {}
         self._one_at_a_time = threading.Lock()
-        self._told = False
+        self._warned = False
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Appends a step to metrics.jsonl."""
@@ -211,11 +211,11 @@ class Logs:
             file.add(data)
             file.flush()
             full = any(file.waiting for file in self._files.values())
-            if full and not self._told:
+            if full and not self._warned:
                 self._warn(
                     f"{self._directory}: the disk is full; log lines wait in memory for room"
                 )
-            self._told = full
+            self._warned = full
 
 
 def copy_logs(source: Path, to: Path, offsets: Mapping[str, int]) -> None:

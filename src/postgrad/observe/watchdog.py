@@ -35,7 +35,7 @@ class Watchdog:
         self._phase: str | None = None
         self._awaited: Callable[[], str] = str
         self._beaten = time.monotonic()
-        self._told = False
+        self._warned = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._before: object = None
@@ -79,15 +79,15 @@ class Watchdog:
     def beat(self) -> None:
         """Tells the watchdog that the phase has made progress."""
         self._beaten = time.monotonic()
-        if self._told:
-            self._told = False
+        if self._warned:
+            self._warned = False
             self._console.spoken("stall", None)
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._settings.seconds / 4)):
             silent = time.monotonic() - self._beaten
-            if self._phase is not None and not self._told and silent > self._settings.seconds:
-                self._told = True
+            if self._phase is not None and not self._warned and silent > self._settings.seconds:
+                self._warned = True
                 self._tell(self._phase, silent)
 
     def _tell(self, phase: str, silent: float) -> None:
@@ -115,7 +115,7 @@ class Watchdog:
         self._logs.event("sentinel", message, sentinel="stall", action=self._settings.action)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._phase is None or not self._told:
+        if self._phase is None or not self._warned:
             return  # it went on meanwhile, or the signal is a scheduler's
         raise SentinelStop(
             f"sentinel stall: phase {self._phase} made no progress for "
