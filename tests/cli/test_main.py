@@ -246,9 +246,9 @@ def test_doctor_says_what_a_run_would_choose(files: Files) -> None:
     assert json.loads(out)["postgrad"] == __version__
 
 
-@pytest.mark.parametrize(("capability", "told"), [((7, 5), True), ((8, 0), False)])
+@pytest.mark.parametrize(("capability", "noted"), [((7, 5), True), ((8, 0), False)])
 def test_doctor_names_gpus_that_convert_bfloat16(
-    capability: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, answer in {
         "is_available": True, "device_count": 1, "mem_get_info": (0, 15 * 2**30),
@@ -257,7 +257,7 @@ def test_doctor_names_gpus_that_convert_bfloat16(
         monkeypatch.setattr(torch.cuda, name, lambda *which, answer=answer: answer)
     table = dict(doctor.rows(doctor.examine()))
     assert table["CUDA devices"].startswith("Tesla T4, 15 GiB")
-    assert ('model.dtype = "auto" is float32' in table["CUDA devices"]) == told
+    assert ('model.dtype = "auto" is float32' in table["CUDA devices"]) == noted
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest(files: Files) -> None:

@@ -442,22 +442,22 @@ def test_what_a_teacher_cannot_read_is_not_graded(tmp_path: Path) -> None:
 
 def test_two_datasets_of_one_name_may_end_turns_in_two_ways(tmp_path: Path) -> None:
     """Their chat_template_kwargs differ: each prompt is closed as its own dataset says."""
-    mine, theirs = merging(), merging(*SOLD)
-    theirs.chat_template = (
+    student, teacher = merging(), merging(*SOLD)
+    teacher.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% if sold %}sold!{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    prompts = [prompt_of(mine, question, n) for n, question in enumerate(["a", "b"])]
+    prompts = [prompt_of(student, question, n) for n, question in enumerate(["a", "b"])]
     kinds = [
         DataSettings(path="rows.jsonl", chat_template_kwargs={"sold": n}) for n in (True, False)
     ]
     asked = [(kind, [prompt]) for kind, prompt in zip(kinds, prompts, strict=True)]
-    reader = TextReader("teacher", save(theirs, tmp_path / "t"), mine, asked, 999)
-    answer = np.array([*ids_of(mine, "x").tolist(), mine.eos_token_id], np.int32)
+    reader = TextReader("teacher", save(teacher, tmp_path / "t"), student, asked, 999)
+    answer = np.array([*ids_of(student, "x").tolist(), student.eos_token_id], np.int32)
     read = reader.read(sampled(prompts, [answer] * 2), prompts, np.ones(2, np.bool_))
     ends = [
-        theirs.decode(ids[mask])
+        teacher.decode(ids[mask])
         for ids, mask in zip(read.sequences.tokens, read.sequences.loss_mask, strict=True)
     ]
     assert ends == ["xsold!<|im_end|>", "x<|im_end|>"]

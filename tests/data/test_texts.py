@@ -80,8 +80,8 @@ def test_further_texts_of_rows_begin_where_the_texts_before_them_end(
 ) -> None:
     """lengths: of the texts of each row; a text without tokens begins nowhere."""
     flat = [length for row in lengths for length in row]
-    made = (MarkedTokens(np.zeros(n, np.int32), np.ones(n, np.bool_)) for n in flat)
-    columns = in_rows(made, np.array([len(row) for row in lengths], np.int64))
+    texts = (MarkedTokens(np.zeros(n, np.int32), np.ones(n, np.bool_)) for n in flat)
+    columns = in_rows(texts, np.array([len(row) for row in lengths], np.int64))
     assert columns["token_ids"].lengths.tolist() == [sum(row) for row in lengths]
     expected: list[tuple[int, int]] = []
     begin = 0
@@ -91,8 +91,8 @@ def test_further_texts_of_rows_begin_where_the_texts_before_them_end(
             if length and begin > first:
                 expected.append((number, begin))
             begin += length
-    found = zip(columns.owners().tolist(), columns.further.tolist(), strict=True)
-    assert [*found] == expected
+    further_texts = zip(columns.owners().tolist(), columns.further.tolist(), strict=True)
+    assert [*further_texts] == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5))

@@ -82,18 +82,18 @@ def wait_for_save(process: subprocess.Popen[bytes], run: Path) -> list[psutil.Pr
 
 def ranks_of(run: Path) -> list[psutil.Process]:
     """Those that are there, of all that the run has started."""
-    told = whole_lines(run / "events.jsonl")
-    places = [place for event in told if event["event"] == "placed" for place in event["places"]]
+    events = whole_lines(run / "events.jsonl")
+    places = [place for event in events if event["event"] == "placed" for place in event["places"]]
     return [psutil.Process(pid) for _, pid in places if psutil.pid_exists(pid)]
 
 
 @pytest.fixture
 def wanted(recipe: Path, folder: Path) -> dict[str, str]:
     """Of the run that was never killed, which all tests share."""
-    whole = folder / "whole"
-    if not whole.exists():
-        ends_well(start(recipe, whole))
-    return fingerprint(whole)
+    unharmed = folder / "unharmed"
+    if not unharmed.exists():
+        ends_well(start(recipe, unharmed))
+    return fingerprint(unharmed)
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,14 @@ def _taken(asked: socket.socket) -> tuple[list[str], dict[str, str], str]:
 
 def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None:
     """Runs Ray's program to its end, as an interpreter of its own would."""
-    of_setup = [one for one in arguments if one.startswith(OF_SETUP)]
-    assert all(one.endswith(NOTHING) for one in of_setup), f"forks have no environment: {of_setup}"
+    of_setup = [word for word in arguments if word.startswith(OF_SETUP)]
+    assert all(word.endswith(NOTHING) for word in of_setup), (
+        f"forks have no environment: {of_setup}"
+    )
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    program, *_ = sys.argv = [one for one in arguments if one not in of_setup]
+    program, *_ = sys.argv = [word for word in arguments if word not in of_setup]
     more = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [str(Path(program).parent), *filter(None, more)]
     runpy.run_path(program, run_name="__main__")

@@ -215,11 +215,11 @@ def test_a_rank_above_the_sides_of_a_matrix_is_refused(model: Callable[..., Any]
 
 def test_progress_is_told_for_each_matrix(model: Callable[..., Any]) -> None:
     """A long start would look like a hang to people, and to the watchdog."""
-    told: list[tuple[str, int, int | None]] = []
-    with reported_to(lambda *what: told.append(what)):
+    reports: list[tuple[str, int, int | None]] = []
+    with reported_to(lambda *report: reports.append(report)):
         add_adapter(model(), LoraSettings(rank=2), seed=0)
-        assert told == []
+        assert reports == []
         lm = model()
         add_adapter(lm, PISSA, seed=0)
     count = 7 * lm.config.num_hidden_layers
-    assert told == [("matrices for PiSSA", number, count) for number in range(count)]
+    assert reports == [("matrices for PiSSA", number, count) for number in range(count)]

@@ -252,11 +252,11 @@ def test_a_slice_of_mig_is_planned_as_the_part_that_it_is(
     driver(SLICED)
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    found, card = this_machine(BUILTIN), BUILTIN["A100-80G"]
-    assert (found.count, found.device.name) == (1, card.name)
-    assert found.device.memory_bytes == gigabytes * 10**9
-    assert found.device.bf16_flops == pytest.approx(sevenths / 7 * card.bf16_flops)
-    assert found.device.bandwidth == pytest.approx(
+    hardware, card = this_machine(BUILTIN), BUILTIN["A100-80G"]
+    assert (hardware.count, hardware.device.name) == (1, card.name)
+    assert hardware.device.memory_bytes == gigabytes * 10**9
+    assert hardware.device.bf16_flops == pytest.approx(sevenths / 7 * card.bf16_flops)
+    assert hardware.device.bandwidth == pytest.approx(
         gigabytes * 1e9 / card.memory_bytes * card.bandwidth
     )
 
@@ -317,14 +317,14 @@ def test_torch_is_not_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("Tesla T4", "T4"), ("Tesla V100-SXM2-32GB", "V100-32G")]
+    ("name", "hardware_name"), [("Tesla T4", "T4"), ("Tesla V100-SXM2-32GB", "V100-32G")]
 )
 def test_cards_without_products_of_bfloat16_plan_auto_as_float32(
-    name: str, found: str, driver: Callable[[str | Exception], None]
+    name: str, hardware_name: str, driver: Callable[[str | Exception], None]
 ) -> None:
     driver(f"{name}, 999999\n")
     machine = this_machine(BUILTIN)
-    assert machine.device == BUILTIN[found]
+    assert machine.device == BUILTIN[hardware_name]
 
     def plan(dtype: str, hardware: Any) -> Any:
         table = {

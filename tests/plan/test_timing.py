@@ -156,8 +156,8 @@ def with_pissa(init: str, hardware: str) -> RunPlan:
         "run_dir": "run", "job": "sft", "steps": 1, "data": {"path": "rows.jsonl", "max_len": 64},
         "model": {"path": "Qwen/Qwen3-0.6B", "dtype": "float32", "lora": lora},
     }  # fmt: skip
-    one = Hardware(count=1, device=catalogue({})[hardware])
-    return make_plan(parse_recipe(table), Facts(shape_of_model, one))
+    hardware_of_case = Hardware(count=1, device=catalogue({})[hardware])
+    return make_plan(parse_recipe(table), Facts(shape_of_model, hardware_of_case))
 
 
 def test_a_plan_tells_what_the_start_of_pissa_takes_and_a_faster_way() -> None:
@@ -171,10 +171,10 @@ def test_a_plan_tells_what_the_start_of_pissa_takes_and_a_faster_way() -> None:
     assert [row for row in Page(exact, ()).time_rows() if row[0] == f"{START}, once"]
     loaded = [plan.memory.at("load") for plan in (exact, quick, fresh)]
     assert loaded == sorted(set(loaded), reverse=True)
-    told = {hardware: " ".join(Page(with_pissa("pissa", hardware), ()).notes())
+    notes = {hardware: " ".join(Page(with_pissa("pissa", hardware), ()).notes())
             for hardware in ("CPU-BF16", "H100")}  # fmt: skip
-    assert all('init = "pissa_niter_4" comes near it in' in notes for notes in told.values())
-    assert "on a GPU it was not measured" in told["H100"]
+    assert all('init = "pissa_niter_4" comes near it in' in text for text in notes.values())
+    assert "on a GPU it was not measured" in notes["H100"]
     assert with_pissa("pissa", "H100").timing.once == {}  # no number without a measurement
     assert "comes near it" not in " ".join(Page(quick, ()).notes())
     assert "PiSSA" not in " ".join(Page(fresh, ()).notes())

@@ -669,7 +669,7 @@ def test_layers_that_ranks_share_may_be_compiled(write: Write, key: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("adapter", "told"),
+    ("adapter", "message"),
     [
         (("--model.lora.dora", "true"), "DoRA needs the lengths"),
         (
@@ -679,10 +679,10 @@ def test_layers_that_ranks_share_may_be_compiled(write: Write, key: str) -> None
     ],
 )
 def test_adapters_that_need_whole_matrices_are_not_cut(
-    write: Write, adapter: tuple[str, ...], told: str
+    write: Write, adapter: tuple[str, ...], message: str
 ) -> None:
     flags = (*RANKS, *adapter, "--learner.tensor_parallel")
-    with pytest.raises(UsageError, match=rf"learner\.tensor_parallel: 2: .*{told}"):
+    with pytest.raises(UsageError, match=rf"learner\.tensor_parallel: 2: .*{message}"):
         load_recipe(write(), (*flags, "2"))
     assert load_recipe(write(), (*flags, "1")).model.lora is not None
 

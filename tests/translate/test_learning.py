@@ -191,9 +191,9 @@ def test_where_a_warm_up_begins_is_a_share_of_the_rate(
         "trl": [*TRL, "--warmup_steps", "10", "--lr_scheduler_type", "cosine_warmup_with_min_lr",
                 *words],
     }  # fmt: skip
-    found = translate(system, usual[system], devices=1)
-    assert found.recipe["learner"]["warmup_start_ratio"] == start
-    assert not [entry for entry in found.draft.missing if "warmup" in entry.name]
+    translation = translate(system, usual[system], devices=1)
+    assert translation.recipe["learner"]["warmup_start_ratio"] == start
+    assert not [entry for entry in translation.draft.missing if "warmup" in entry.name]
 
 
 def test_a_warm_up_s_begin_above_the_rate_or_without_a_warm_up_is_not_carried() -> None:

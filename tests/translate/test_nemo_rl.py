@@ -326,7 +326,7 @@ def test_tasks_of_nemo_gym_are_an_environment_to_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "said"),
+    ("words", "steps", "comment"),
     [
         (["name=in_order", "max_lookahead_versions=2"], 2, ""),
         (["name=in_order"], 1, ""),
@@ -335,7 +335,7 @@ def test_tasks_of_nemo_gym_are_an_environment_to_be_written() -> None:
     ],
 )
 def test_a_single_controller_s_sampler_says_how_far_samples_are_ahead(
-    words: list[str], steps: int | None, said: str
+    words: list[str], steps: int | None, comment: str
 ) -> None:
     again = "async_rl.recompute_kv_cache_after_weight_updates"
     translation = of(*(f"+async_rl.sampler.{word}" for word in words), f"+{again}=false",
@@ -345,15 +345,15 @@ def test_a_single_controller_s_sampler_says_how_far_samples_are_ahead(
     rollout = translation.recipe["rollout"]
     assert rollout.get("max_staleness") == steps
     assert "in_flight_updates" not in rollout  # on, as there
-    assert said in translation.draft.comments.get(("rollout", "max_staleness"), "")
+    assert comment in translation.draft.comments.get(("rollout", "max_staleness"), "")
     lost = {"async_rl.min_groups_for_streaming_train", *([again] if steps else [])}
     assert {name for name in missing(translation) if name.startswith("async_rl")} == lost
 
 
 def test_a_sampler_of_their_own_and_a_whole_batch_of_groups() -> None:
-    own = of("+async_rl.sampler.name=custom", "+async_rl.sampler.target=a:B")
-    assert "async_rl.sampler.name" in missing(own)
-    assert "max_staleness" not in own.recipe["rollout"]
+    custom = of("+async_rl.sampler.name=custom", "+async_rl.sampler.target=a:B")
+    assert "async_rl.sampler.name" in missing(custom)
+    assert "max_staleness" not in custom.recipe["rollout"]
     usual = of("+async_rl.min_groups_for_streaming_train=9999")
     assert "async_rl.min_groups_for_streaming_train" not in missing(usual)
 
