@@ -69,7 +69,8 @@ def job(work: Work, algorithm: RolloutAlgorithm, updates_per_step: int = 2) -> A
     return RLJob(run, parts)
 
 
-BATCH: Any = SimpleNamespace(sequences=None)
+ROWS: Any = SimpleNamespace(unmasked=None)  # sequences, or an update of them
+BATCH: Any = SimpleNamespace(sequences=ROWS)
 FIRST_STEP: Any = SimpleNamespace(step=0)
 
 
@@ -118,7 +119,7 @@ def test_a_teacher_is_asked_with_the_other_roles(events: list[str], recorded: Wo
 def test_critic_and_policy_learn_from_an_update_at_once_and_one_update_after_another(
     events: list[str], recorded: Work
 ) -> None:
-    results = job(recorded, PPO())._update([None, None], FIRST_STEP)
+    results = job(recorded, PPO())._update([ROWS, ROWS], FIRST_STEP)
     of_one_update = [*UPDATES, *(f"wait for {name}" for name in UPDATES)]
     assert events == 2 * of_one_update
     assert {role: len(role_results) for role, role_results in results.items()} == {
@@ -129,10 +130,10 @@ def test_critic_and_policy_learn_from_an_update_at_once_and_one_update_after_ano
 
 def test_a_policy_whose_critic_is_not_warm_is_not_asked(events: list[str], recorded: Work) -> None:
     warming = job(recorded, PPO(critic_warmup_steps=1))
-    assert warming._update([None], FIRST_STEP) == {"policy": [], "critic": [RESULT]}
+    assert warming._update([ROWS], FIRST_STEP) == {"policy": [], "critic": [RESULT]}
     assert events == ["critic.update", "wait for critic.update"]
     later: Any = SimpleNamespace(step=1)
-    assert warming._update([None], later) == {"policy": [RESULT], "critic": [RESULT]}
+    assert warming._update([ROWS], later) == {"policy": [RESULT], "critic": [RESULT]}
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_roles_whose_answers_come_later_compute_columns_at_the_same_time(
 def test_roles_whose_answers_come_later_learn_at_the_same_time(
     threads: ThreadPoolExecutor,
 ) -> None:
-    results = job(together(threads, 2, RESULT), PPO())._update([None, None], FIRST_STEP)
+    results = job(together(threads, 2, RESULT), PPO())._update([ROWS, ROWS], FIRST_STEP)
     assert results == {"policy": [RESULT] * 2, "critic": [RESULT] * 2}
 
 

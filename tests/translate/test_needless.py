@@ -37,7 +37,7 @@ REASONS = {
         trainer.enable_token_export trainer.metrics_server.* trainer.heartbeat.*
         orchestrator.heartbeat.* orchestrator.inference_metrics_roles
         orchestrator.collect_inference_metrics orchestrator.model.lora.* moe_per_layer_logging
-        track_moe_metrics grpo.debug_payload_metrics
+        track_moe_metrics grpo.debug_payload_metrics env.should_log_nemo_gym_responses
         policy.generation.vllm_cfg.enable_vllm_metrics_logger
         policy.generation.vllm_cfg.vllm_metrics_logger_interval
         policy.generation.vllm_cfg.use_tqdm""",
@@ -151,6 +151,11 @@ REASONS = {
         inference.rollout_transport.* policy.refit_buffer_size_gb policy.generation.refit_cfg.*
         policy.generation.use_async_rollouts policy.generation.refit_transport data_plane
         data_plane.*""",
+    "max_staleness paces what starts, slots what is decoded; what fails or stalls is an event, and "
+    "requests are dealt to engines by their load": """
+        async_rl.max_inflight_prompts async_rl.max_buffered_rollouts async_rl.rollout_failure.*
+        async_rl.stall_watchdog.* async_rl.generation_fleet_health.* async_rl.generation_router.*
+        async_rl.diagnostics""",
     "it names what a run does in any case, or how rows and samples are handed on": """
         _target_ actor_rollout_ref.rollout.agent.num_workers
         actor_rollout_ref.rollout.disable_log_stats

@@ -110,7 +110,7 @@ def test_a_sender_that_is_killed_within_a_publish_is_noticed_and_nothing_is_comm
 
 
 class GroupOfNCCL:
-    """What is asked of torch's group over NCCL; made: whether each waits by itself."""
+    """torch's group over NCCL; groups: what each was told about waits when it was made."""
 
     groups: ClassVar[list[str | None]] = []
 
@@ -129,7 +129,7 @@ def test_an_engine_that_is_lost_does_not_end_the_rank_by_the_watchdog_of_nccl(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", GroupOfNCCL, raising=False)
     monkeypatch.setattr(broadcast, "make_current", lambda device: None)
-    monkeypatch.setattr(GroupOfNCCL, "made", [])
+    monkeypatch.setattr(GroupOfNCCL, "groups", [])
     if before is not None:
         monkeypatch.setenv(BLOCKING, before)
     listener, address = listening(LOOPBACK)
