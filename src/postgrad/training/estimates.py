@@ -148,8 +148,8 @@ def hardware_here(choices: Choices) -> Hardware:
     if choices.device != "cuda":
         return with_threads(this_cpu(), choices.threads)
     hardware = this_machine()
-    card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    seen = {"memory_bytes": min(int(card.total_memory), hardware.device.memory_bytes)}
+    _, total = torch.cuda.mem_get_info()
+    seen = {"memory_bytes": min(total, hardware.device.memory_bytes)}
     return hardware.model_copy(update={"device": hardware.device.model_copy(update=seen)})
 
 
