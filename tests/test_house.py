@@ -46,7 +46,12 @@ ROOMS = (
     "core",
 )
 FILES = sorted(SOURCE.rglob("*.py"))
-FOLDERS = ("src", "tests", "benchmarks", "docs/tools", "examples")  # whose names say what they name
+# Whose names say what they name. All but the source have three times its lines: they are read in
+# `make test-slow`.
+FOLDERS = (
+    "src",
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("tests", "benchmarks", "docs", "examples")),
+)
 SHARED = (
     "base",
     "behaviour_correction",
@@ -255,7 +260,7 @@ def vague_names(path: Path) -> list[str]:
     name; loop variables, targets of comprehensions and caught errors are among them.
     """
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):  # of hundreds of files: not kept
+    for node in nodes_of(path):
         name = getattr(node, NAMED_BY.get(type(node), ""), None)
         stored = isinstance(getattr(node, "ctx", ast.Store()), ast.Store)
         if name is not None and name.strip("_") in VAGUE and stored:
