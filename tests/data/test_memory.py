@@ -16,6 +16,7 @@ from postgrad.data.mixture import training_prompts, training_rows
 from postgrad.data.overlap import HeldOut
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.settings import MixSettings, PairMixSettings
+from postgrad.data.step_tokens import load_steps
 
 FEW, MANY = 20, 80
 LONG = "long words " * 40  # characters of each text of a row: a token each
@@ -51,6 +52,11 @@ def labelled(path: str, tokenizer: Any, **settings: Any) -> Any:
     return training_rows(load_labelled, data, tokenizer, exclude=HeldOut())
 
 
+def steps(path: str, tokenizer: Any, **settings: Any) -> Any:
+    data = PairMixSettings(path=path, max_len=10**5, chosen="", completion="", **settings)
+    return training_rows(load_steps, data, tokenizer, exclude=HeldOut())
+
+
 def written(path: Path, rows: int) -> str:
     """Rows that every kind of data can read."""
     with path.open("w", encoding="utf-8") as file:
@@ -64,6 +70,8 @@ def written(path: Path, rows: int) -> str:
                 "prompt": f"{n}?",
                 "chosen": f"yes {LONG}",
                 "rejected": f"no {LONG}",
+                "completions": [f"first {LONG}", f"second {LONG}"],
+                "labels": [True, False],
             }
             file.write(json.dumps(row) + "\n")
     return str(path)
@@ -90,6 +98,7 @@ def held_for(load: Callable[[], Any]) -> int:
         (prompts, {}),
         (pairs, {}),
         (labelled, {"cache": False}),
+        (steps, {}),
     ],
 )
 def test_a_row_takes_some_bytes_of_memory_however_long_it_is(

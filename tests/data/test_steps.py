@@ -8,7 +8,8 @@ import pytest
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import Row
 from postgrad.data.settings import PairSettings
-from postgrad.data.step_tokens import load_steps, step_ends
+from postgrad.data.step_ends import step_ends
+from postgrad.data.step_tokens import load_steps
 from postgrad.data.steps import is_stepwise, steps_of
 
 PLAIN = (  # TRL's layout: a separator behind every step, the last one too

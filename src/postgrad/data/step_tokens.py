@@ -1,32 +1,36 @@
 """Answers with labelled steps by ticket (process rewards): read, rendered, tokenised, and cut to
-data.max_len. Where a step ends in token ids is decided here too, for training rows and for samples.
+data.max_len.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers.decoders import DecodeStream
 
+from postgrad.core.progress import tracked
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message
-from postgrad.data.draws import DrawnSet
+from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.loss_masks import marked, unmarkable
 from postgrad.data.overlap import Selection
-from postgrad.data.packed import PackedJson
-from postgrad.data.rows import Row, dataset_name
+from postgrad.data.packed import PackedJson, StoredColumn
+from postgrad.data.rows import PackedRows, Row, dataset_name
 from postgrad.data.settings import PairSettings, with_own_keys
-from postgrad.data.steps import StepPath, StepRow, boundaries, steps_of
+from postgrad.data.step_ends import marked_ends
+from postgrad.data.steps import StepRow, steps_of
 from postgrad.data.templates import (
     CHUNK,
     KeysOfMessages,
@@ -36,7 +40,19 @@ from postgrad.data.templates import (
     template_call,
     turn_ends,
 )
-from postgrad.data.texts import GrowingColumn, TokenColumns, too_long
+from postgrad.data.texts import (
+    DUPLICATE,
+    KEPT,
+    NO_LOSS,
+    TOO_LONG,
+    TRUNCATED,
+    USED,
+    GrowingColumn,
+    TokenColumns,
+    count_fates,
+    fates_of_lengths,
+    too_long,
+)
 from postgrad.data.token_bounds import TokenBound, bound_of_conversations
 
 if TYPE_CHECKING:
@@ -63,6 +79,91 @@ class StepwiseSet(DrawnSet[Stepwise]):
     """The answers of a dataset that are within data.max_len."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """[P] answers of the [R] rows that may be tokenised."""
+
+    rows: PackedRows
+    row: NDArray[np.int64]  # [P] the place of each one's row, rising
+    messages: PackedJson[list[Message]]  # [P]
+    characters: StoredColumn  # int32, by answer: how many each of its steps has
+    labels: StoredColumn  # float32, by answer: of each of its steps, NaN where nobody has said
+    metadata: PackedJson[dict[str, Any]]  # [R] the other columns
+
+    def row_of(self, place: int) -> Row:
+        """The row of an answer, without its values."""
+        return self.rows[int(self.row[place])]
+
+    def of_row(self, row: int) -> range:
+        """The places of a row's answers."""
+        begin, end = np.searchsorted(self.row, (row, row + 1)).tolist()
+        return range(begin, end)
+
+    def steps(self, place: int, separator: str) -> list[str]:
+        """The steps of an answer."""
+        content, begin = self.messages[place][-1]["content"], 0
+        steps: list[str] = []
+        for characters in self.characters.row(place).tolist():
+            steps.append(content[begin : begin + characters])
+            begin += characters + len(separator)
+        return steps
+
+    def compared(self, row: int, separator: str) -> list[Any]:
+        """The messages that data.dedup compares: the prompt, then the steps with their labels."""
+        places = self.of_row(row)
+        steps = [
+            {"role": str(label), "content": step}
+            for place in places
+            for step, label in zip(
+                self.steps(place, separator), self.labels.row(place).tolist(), strict=True
+            )
+        ]
+        return [*self.messages[places[0]][:-1], *steps]
+
+
+class _Kept(Records[Stepwise]):
+    """The answers of a set that are used."""
+
+    def __init__(self, answers: _Answers, columns: TokenColumns, max_len: int) -> None:
+        self._labels, self._metadata = answers.labels, answers.metadata
+        self._row, self._index = answers.row, answers.rows.index
+        self._columns = columns
+        self._max_len = max_len
+        self.images: dict[int, tuple[PlacedImage, ...]] = {}  # of answers that show some
+        self.used = np.zeros(0, np.int64)  # the places of answers that are used
+
+    def __len__(self) -> int:
+        return len(self.used)
+
+    def labelled(self, place: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """[steps] the last token of each step of an answer before max_len, and its label."""
+        ends = np.flatnonzero(self._columns["ends"].row(place))
+        ends = ends[ends < self._max_len]
+        return ends, self._labels.row(place)[: len(ends)]
+
+    def record(self, place: int) -> Stepwise:
+        """The answer at `place`."""
+        number = int(self.used[place])
+        row, cut = int(self._row[number]), slice(self._max_len)
+        ids, answer = (self._columns[name].row(number) for name in ("token_ids", "answer"))
+        ends, of_steps = self.labelled(number)
+        has_label = ~np.isnan(of_steps)
+        mask, labels = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        mask[ends], labels[ends] = has_label, np.nan_to_num(of_steps)
+        return Stepwise(
+            ticket=place,
+            row=int(self._index[row]),
+            token_ids=ids[cut],
+            loss_mask=mask[cut],
+            labels=labels[cut],
+            gaps=not has_label[: np.flatnonzero(has_label)[-1]].all(),
+            prompt_tokens=int(np.argmax(answer)),
+            metadata=self._metadata[row],
+            path=number - int(np.searchsorted(self._row, row)),
+            images=self.images.get(number, ()),
+        )
+
+
 @with_own_keys
 def load_steps(
     settings: PairSettings,
@@ -84,240 +185,202 @@ def load_steps(
     book = Bookkeeper(dataset_name(settings))
     refusal = partial(too_long, settings.max_len, "a conversation of ")
     bound = bound_of_conversations(settings, tokenizer, "last", refusal, images=reader is not None)
-    rows = _selected(settings, selection, book, bound)
-    paths = [(row, path) for row in rows for path in row.paths]
-    keys = KeysOfMessages()
-    messages: PackedJson[list[Message]] = PackedJson()
-    for row, path in paths:
-        messages.append(row.messages(path, settings.separator))
-        keys.add(row.row, messages[-1])
-    call = template_call(settings)
-    book.notes += keys.unread_notes(tokenizer, call)
-
-    def make() -> TokenColumns:
-        return _tokenised(settings, tokenizer, paths, messages, reader)
-
-    how = f"steps between {settings.separator!r}: {[[*map(len, path.steps)] for _, path in paths]}"
-    if reader is not None:
-        how += f", images by {reader.fingerprint}"
-    columns = cache.columns(messages, call, how, make, book.notes) if cache else make()
-    entries = _used(rows, columns, settings, selection, book, reader)
-    steps = sum(int(answer.loss_mask.sum()) for answer in entries)
-    book.notes.append(f"{how_many(len(entries), 'answer')} with {how_many(steps, 'labelled step')}")
+    answers = _selected(settings, selection, book, tokenizer, bound)
+    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
+    kept = _Kept(answers, columns, settings.max_len)
+    fates, labelled = _cut(answers, columns, kept, settings, reader)
+    rows = _together(fates, answers.row)
+    if selection.dedup != "none":
+        for row in np.flatnonzero(np.isin(rows, USED)).tolist():
+            if selection.repeats(answers.compared(row, settings.separator)):
+                rows[row] = DUPLICATE
+    count_fates(book, rows, answers.rows)
+    kept.used = np.flatnonzero(np.isin(fates, USED) & np.isin(rows, USED)[answers.row])
+    steps = int(labelled[kept.used].sum())
+    book.notes.append(f"{how_many(len(kept), 'answer')} with {how_many(steps, 'labelled step')}")
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
-    numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
-    return StepwiseSet(numbered, account, settings.shuffle)
-
-
-def _used(
-    rows: Sequence[StepRow],
-    columns: TokenColumns,
-    settings: PairSettings,
-    selection: Selection,
-    book: Bookkeeper,
-    reader: "ImageReader | None",
-) -> list[Stepwise]:
-    """The answers that are used, of rows whose tokens are `columns`; `book` counts all rows."""
-    encoded = zip(columns["token_ids"], columns["answer"], columns["ends"], strict=True)
-    entries: list[Stepwise] = []
-    for row in rows:
-        answers = [
-            _answer(row, number, path, *next(encoded), settings, reader)
-            for number, path in enumerate(row.paths)
-        ]
-        fates: list[Fate] = [fate for fate, _ in answers]
-        kept = [answer for _, answer in answers if answer is not None]
-        fate = fates[0]
-        if kept and any(each != "kept" for each in fates):
-            fate = "truncated"
-        elif kept:
-            fate = "kept"
-        if kept and selection.repeats(_compared(row)):
-            fate, kept = "duplicate", []
-        book.add(fate, row.row)
-        entries += kept
-    return entries
-
-
-def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
-    """[steps] the place of the last token of each step of an answer, [R] token ids as they were
-    sampled. A step ends behind a separator, at the token that completes it; the last one ends with
-    the answer. Where nothing is written between two ends there is no step.
-    """
-    stream = DecodeStream(skip_special_tokens=True)
-    text, begin = "", 0
-    ends: list[int] = []
-    for place, token in enumerate(ids.tolist()):
-        text += stream.step(tokenizer.backend_tokenizer, token) or ""
-        while (edge := text.find(separator, begin)) >= 0:
-            if text[begin:edge].strip():
-                ends.append(place)
-            begin = edge + len(separator)
-    if len(ids) and (text[begin:].strip() or not ends):
-        ends.append(len(ids) - 1)
-    return np.array(sorted(set(ends)), np.int64)
+    return StepwiseSet(kept, account, settings.shuffle)
 
 
 def _selected(
-    settings: PairSettings, selection: Selection, book: Bookkeeper, bound: TokenBound
-) -> list[StepRow]:
+    settings: PairSettings,
+    selection: Selection,
+    book: Bookkeeper,
+    tokenizer: Any,
+    bound: TokenBound,
+) -> _Answers:
     """The rows that may be tokenised; the others are counted in `book` with their fates."""
-    selected: list[StepRow] = []
+    rows, row_of = PackedRows(), array("q")
+    messages: PackedJson[list[Message]] = PackedJson()
+    characters, labels = GrowingColumn(np.int32), GrowingColumn(np.float32)
+    metadata: PackedJson[dict[str, Any]] = PackedJson()
+    keys = KeysOfMessages()
     shapes: Counter[str] = Counter()
     inside = 0
     for row in prepared_rows(settings, book):
         answers = steps_of(row, settings)
         shapes[answers.shape] += 1
         inside += any(settings.separator in s.strip() for p in answers.paths for s in p.steps)
-        texts = [*answers.question, *(step for path in answers.paths for step in path.steps)]
-        fate = selection.left_out(settings, row, answers.question, texts)
-        if fate is None and answers.empty:
-            fate = "empty"
-        answered = (answers.messages(path, settings.separator) for path in answers.paths)
-        if fate is None and all(bound.fate(row, messages) for messages in answered):
+        conversations = [answers.messages(path, settings.separator) for path in answers.paths]
+        fate = _before_tokens(settings, answers, selection)
+        if fate is None and all(bound.fate(row, each) for each in conversations):
             fate = "too_long"
-        if fate is None:
-            selected.append(answers)
-        else:
+        if fate is not None:
             book.add(fate, row)
+            continue
+        for path, conversation in zip(answers.paths, conversations, strict=True):
+            row_of.append(len(rows))
+            messages.append(conversation)
+            characters.append(np.array([*map(len, path.steps)], np.int32))
+            labels.append(np.array(path.labels, np.float32))  # NaN of None
+            keys.add(row, conversation)
+        rows.append(row)
+        metadata.append(
+            {
+                name: value
+                for name, value in row.values.items()
+                if name != settings.images and isinstance(value, str | int)
+            }
+        )
     book.notes.extend(f"{how_many(count, 'row')}: {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(
             f"{inside} rows have the separator {settings.separator!r} inside a step: samples will "
             "be split there"
         )
-    return selected
+    book.notes += keys.unread_notes(tokenizer, template_call(settings))
+    places = np.array(row_of, np.int64)
+    return _Answers(rows, places, messages, characters.column(), labels.column(), metadata)
+
+
+def _before_tokens(settings: PairSettings, answers: StepRow, selection: Selection) -> Fate | None:
+    """Why a row is left out before it is tokenised, or None where it is not."""
+    texts = [*answers.question, *(step for path in answers.paths for step in path.steps)]
+    fate = selection.left_out(settings, answers.row, answers.question, texts)
+    return "empty" if fate is None and answers.empty else fate
+
+
+def _columns(
+    settings: PairSettings,
+    tokenizer: Any,
+    answers: _Answers,
+    cache: TokenCache | None,
+    notes: list[str],
+    reader: "ImageReader | None",
+) -> TokenColumns:
+    """By answer: token_ids, answer (True at its tokens), ends (True at a step's last token)."""
+
+    def make() -> TokenColumns:
+        return _tokenised(settings, tokenizer, answers, reader)
+
+    if cache is None:
+        return make()
+    lengths = hashlib.sha256(answers.characters.offsets.tobytes())
+    for piece in answers.characters.pieces():
+        lengths.update(piece)
+    how = f"steps between {settings.separator!r}: {lengths.hexdigest()}"
+    if reader is not None:
+        how += f", images by {reader.fingerprint}"
+    return cache.columns(answers.messages, template_call(settings), how, make, notes)
 
 
 def _tokenised(
     settings: PairSettings,
     tokenizer: Any,
-    paths: Sequence[tuple[StepRow, StepPath]],
-    messages: Sequence[Sequence[Any]],
+    answers: _Answers,
     reader: "ImageReader | None",
 ) -> TokenColumns:
-    """Columns by answer: token_ids, answer (True at its tokens), ends (at a step's last token)."""
+    texts: deque[Rendered] = deque()  # whose tokens have not come
+    columns = {"token_ids": GrowingColumn(np.int32)}
+    columns |= {name: GrowingColumn(np.bool_) for name in ("answer", "ends")}
+
+    def noted() -> Iterator[tuple[int, Rendered]]:
+        for row, text in _texts(settings, tokenizer, answers, reader):
+            texts.append(text)
+            yield row, text
+
+    tokens = enumerate(marked(tokenizer, answers.rows, noted()))
+    while chunk := list(islice(tokens, CHUNK)):
+        of_chunk = [texts.popleft() for _ in chunk]
+        encoded = encode(tokenizer, [text.text for text in of_chunk], return_offsets_mapping=True)
+        for (place, (ids, mask, _)), text, spans in zip(
+            chunk, of_chunk, encoded["offset_mapping"], strict=True
+        ):
+            length = int(np.flatnonzero(mask)[-1]) + 1  # what is written behind it is dropped
+            offsets = np.array(spans, np.int64).reshape(-1, 2)[:length]
+            steps = answers.steps(place, settings.separator)
+            try:
+                ends = marked_ends(steps, text, offsets, settings.separator)
+            except Unmarkable as error:
+                raise unmarkable(answers.row_of(place), error) from error
+            for name, values in (("token_ids", ids), ("answer", mask), ("ends", ends)):
+                columns[name].append(values[:length])
+    by_name = {name: column.column() for name, column in columns.items()}
+    return TokenColumns(by_name, np.zeros(0, np.int64))
+
+
+def _texts(
+    settings: PairSettings,
+    tokenizer: Any,
+    answers: _Answers,
+    reader: "ImageReader | None",
+) -> Iterator[tuple[int, Rendered]]:
+    """The text of each answer, with the place of its row. Raises UsageError that names the row."""
+    conversations = tracked("rows tokenised", answers.messages, len(answers.messages))
     rendered = render_conversations(
         tokenizer,
-        [(conversation, 0) for conversation in messages],
+        ((conversation, 0) for conversation in conversations),
         ends=turn_ends(tokenizer),
         turns="last",
         variables=template_call(settings),
         parts=reader is not None,
     )
-    texts: list[Rendered] = []
-    for (row, _), conversation, rendering in zip(
-        paths, messages, rendered, strict=False
-    ):  # it ends at the first refusal
+    for place, rendering in enumerate(rendered):
         try:
             text = single_text(rendering)
-            texts += [text] if reader is None else with_image_texts([text], conversation, reader)
+            if reader is not None:
+                (text,) = with_image_texts([text], answers.messages[place], reader)
         except Unmarkable as error:
-            raise unmarkable(row.row, error) from error
-    tokens = list(marked(tokenizer, [row.row for row, _ in paths], enumerate(texts)))
-    offsets = [
-        np.array(part, np.int64).reshape(-1, 2)
-        for start in range(0, len(texts), CHUNK)
-        for part in encode(
-            tokenizer,
-            [rendering.text for rendering in texts[start : start + CHUNK]],
-            return_offsets_mapping=True,
-        )["offset_mapping"]
-    ]
-    columns = {"token_ids": GrowingColumn(np.int32)}
-    columns |= {name: GrowingColumn(np.bool_) for name in ("answer", "ends")}
-    for (row, path), text, (ids, mask, _), spans in zip(paths, texts, tokens, offsets, strict=True):
-        length = int(np.flatnonzero(mask)[-1]) + 1  # what the template writes behind it is dropped
-        try:
-            ends = _ends(path, text, spans[:length], settings.separator)
-        except Unmarkable as error:
-            raise unmarkable(row.row, error) from error
-        for name, values in (("token_ids", ids), ("answer", mask), ("ends", ends)):
-            columns[name].append(values[:length])
-    by_name = {name: column.column() for name, column in columns.items()}
-    return TokenColumns(by_name, np.zeros(0, np.int64))
+            raise unmarkable(answers.row_of(place), error) from error
+        yield int(answers.row[place]), text
 
 
-def _ends(
-    path: StepPath, text: Rendered, spans: NDArray[np.int64], separator: str
-) -> NDArray[np.bool_]:
-    """[T] True at the last token of each step. spans: [T, 2] of the tokens, in characters. Raises
-    Unmarkable where two steps end in one token.
-    """
-    content = separator.join(path.steps)
-    bare = content.strip()
-    begin = text.text.find(bare, text.spans[-1][0]) - content.find(bare)
-    places = np.array([begin + end for end in boundaries(path.steps, separator)], np.int64)
-    ends = np.zeros(len(spans), np.bool_)
-    reached = np.maximum.accumulate(spans[:, 1])
-    ends[np.searchsorted(reached, places)] = True
-    ends[-1] = True
-    if ends.sum() != len(path.steps):
-        raise Unmarkable("two of its steps end in one token: choose another data.separator")
-    return ends
-
-
-def _answer(
-    row: StepRow,
-    number: int,
-    path: StepPath,
-    ids: NDArray[np.int32],
-    answer: NDArray[np.bool_],
-    ends: NDArray[np.bool_],
+def _cut(
+    answers: _Answers,
+    columns: TokenColumns,
+    kept: _Kept,
     settings: PairSettings,
     reader: "ImageReader | None",
-) -> tuple[Fate, Stepwise | None]:
-    """The fate of one answer, and its record where it is used. Raises UsageError where it is too
-    long and data.on_too_long = "error".
+) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """[P] the fate of each answer, and how many of its steps before data.max_len have a label.
+    kept: gets the images that are shown. Raises UsageError where an answer is too long and
+    data.on_too_long = "error".
     """
-    fate = _fate(row.row, len(ids), settings)
-    places = np.flatnonzero(ends)
-    places = places[places < settings.max_len]
-    labels = list(path.labels)[: len(places)]
-    labelled = [label is not None for label in labels]
-    digests = images_in(row.prompt)
-    images = () if reader is None else placed_in(row.row, ids, digests, reader)
-    images = tuple(image for image in images if image.at[0] < settings.max_len)
-    if images and images[-1].at[-1] >= settings.max_len:
-        fate = "too_long"  # half an image cannot be shown
-    if fate == "too_long" or not any(labelled):
-        return "no_loss" if fate != "too_long" else fate, None
-    mask, values = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
-    mask[places] = labelled
-    values[places] = [label or 0.0 for label in labels]
-    last = int(np.flatnonzero(labelled)[-1])
-    columns = (column for column in row.row.values.items() if column[0] != settings.images)
-    cut = slice(settings.max_len)
-    return (
-        fate,
-        Stepwise(
-            ticket=0,  # its place is known once all are read
-            row=row.row.index,
-            token_ids=ids[cut],
-            loss_mask=mask[cut],
-            labels=values[cut],
-            gaps=not all(labelled[:last]),
-            prompt_tokens=int(np.argmax(answer)),
-            metadata={name: value for name, value in columns if isinstance(value, str | int)},
-            path=number,
-            images=images,
-        ),
-    )
+    ids, limit = columns["token_ids"], settings.max_len
+    lengths = ids.lengths
+    fates = fates_of_lengths(lengths, limit, settings.on_too_long)
+    labelled = np.zeros(len(fates), np.int64)
+    for place in range(len(fates)):
+        if fates[place] == TOO_LONG and settings.on_too_long == "error":
+            raise too_long(limit, "a conversation of ", answers.row_of(place), int(lengths[place]))
+        if reader is not None:
+            digests = images_in(answers.messages[place])
+            images = placed_in(answers.row_of(place), ids.row(place), digests, reader)
+            shown = tuple(image for image in images if image.at[0] < limit)
+            if shown and shown[-1].at[-1] >= limit:
+                fates[place] = TOO_LONG  # half an image cannot be shown
+            elif shown:
+                kept.images[place] = shown
+        labelled[place] = np.isfinite(kept.labelled(place)[1]).sum()
+    fates[(fates != TOO_LONG) & (labelled == 0)] = NO_LOSS
+    return fates, labelled
 
 
-def _fate(row: Row, tokens: int, settings: PairSettings) -> Fate:
-    if tokens <= settings.max_len:
-        return "kept"
-    if settings.on_too_long == "error":
-        raise too_long(settings.max_len, "a conversation of ", row, tokens)
-    return "truncated" if settings.on_too_long == "truncate" else "too_long"
-
-
-def _compared(row: StepRow) -> list[Any]:
-    """The messages that data.dedup compares: the prompt, then the steps with their labels."""
-    answers = [
-        {"role": str(label), "content": step}
-        for path in row.paths
-        for step, label in zip(path.steps, path.labels, strict=True)
-    ]
-    return [*row.prompt, *answers]
+def _together(fates: NDArray[np.int8], row: NDArray[np.int64]) -> NDArray[np.int8]:
+    """[R] the fates of rows. fates: [P] of their answers; row: [P] the row of each."""
+    if not len(row):
+        return np.zeros(0, np.int8)
+    begins = np.flatnonzero(np.diff(row, prepend=-1))
+    used = np.logical_or.reduceat(np.isin(fates, USED), begins)
+    uncut = np.logical_and.reduceat(fates == KEPT, begins)
+    return np.where(uncut, KEPT, np.where(used, TRUNCATED, fates[begins])).astype(np.int8)

@@ -3,7 +3,7 @@ PRM800K and ProcessBench. A row's own columns decide which it has
 (docs/algorithms/process_reward.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -249,15 +249,3 @@ def _benchmark(row: Row, settings: PairSettings) -> tuple[list[Message], list[St
     ]
     prompt: list[Message] = [{"role": "user", "content": problem}]
     return prompt, [StepPath(steps, tuple(labels))]
-
-
-def boundaries(path: Sequence[str], separator: str) -> list[int]:
-    """Where each step but the last ends in the joined text: behind the separator that follows it.
-
-    >>> boundaries(["a", "bc", "d"], "; ")
-    [3, 7]
-    """
-    ends: list[int] = []
-    for step in path[:-1]:
-        ends.append((ends[-1] if ends else 0) + len(step) + len(separator))
-    return ends

@@ -101,7 +101,7 @@ class PairEvaluator:
         self, name: str | None, by: str | None, pairs: PairSet, score: ScoreSequences
     ) -> Result:
         began = time.perf_counter()
-        rows = pairs.all()
+        rows = pairs.all()[:]  # made once
         scores = score(sequences_of(rows))
         is_scored: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
         # a pair without a score has failed: it is in no mean

@@ -94,7 +94,7 @@ class StepEvaluator:
         self, name: str | None, by: str | None, answers: StepwiseSet, score: ScoreSteps
     ) -> Result:
         began = time.perf_counter()
-        rows = answers.all()
+        rows = answers.all()[:]  # made once
         scores = score(sequences_of(rows))
         # an answer without a score has failed: it is in no mean
         scored = [(a, s) for a, s in zip(rows, scores, strict=True) if np.isfinite(s).all()]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences, column_of
-from postgrad.data.step_tokens import step_ends
+from postgrad.data.step_ends import step_ends
 from postgrad.learner.protocols import ScalarRole
 from postgrad.learner.score import probabilities, score_sequences, step_scores
 from postgrad.models.config import load_config
@@ -59,7 +59,7 @@ class LearnedReward:
         return score_sequences(self.role, sequences, images)
 
     def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
-        """[steps] the place of the last token of each step of a turn [R]: data.step_tokens."""
+        """[steps] the place of the last token of each step of a turn [R]: data.step_ends."""
         return step_ends(self._tokenizer, ids, separator)
 
     def score_steps(

@@ -37,7 +37,7 @@ from postgrad.core.media import MARK
 from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.images import images_in, with_image_texts
-from postgrad.data.step_tokens import step_ends
+from postgrad.data.step_ends import step_ends
 from postgrad.data.templates import (
     Unencodable,
     encode,
