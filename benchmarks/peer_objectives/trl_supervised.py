@@ -155,5 +155,4 @@ CASES: tuple[tuple[str, str, dict[str, Any], dict[str, Any], Known | str | None]
     ("reward", "center_rewards_coefficient 0.01", {"center_rewards_coefficient": 0.01}, {}, None),
     ("reward", "rows with a margin", {}, {"margin": True}, MARGIN),
 )  # fmt: skip
-OTHERS = {"minillm": "distillation", "gold": "not here", "prm": "process_reward",
-          "bco": "not here", "nash_md": "online_dpo", "xpo": "online_dpo"}  # fmt: skip
+OTHERS = {"gold": "not here", "bco": "not here", "nash_md": "online_dpo", "xpo": "online_dpo"}

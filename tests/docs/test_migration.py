@@ -42,7 +42,7 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
     system, read = "", set[str]()
     for system_cell, there, _, here in rows_of("## Samples ahead of the policy"):
         system = system_cell or system
-        if system.startswith(("OpenRLHF", "Open-Instruct", "prime-rl", "NeMo RL", "verl")):
+        if system.startswith(("OpenRLHF", "Open-Instruct", "prime-rl", "NeMo RL", "verl", "TRL")):
             read |= set(re.findall(r"`(?:\w+\.)*(\w+)`", there))
         stated = re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", here)
         there_too = set(re.findall(r"`(?:\w+\.)*(\w+)`", there))  # "max_staleness = async_steps"
@@ -64,6 +64,8 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
         "partial_rollout",
         "trigger_parameter_sync_step",
         "require_batches",
+        "max_staleness",
+        "weight_sync_steps",
     }
     assert read <= set(re.findall(r"\w+", sources))
 

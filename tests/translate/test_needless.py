@@ -20,6 +20,7 @@ REASONS = {
     "it names, places or logs a run: kilobytes a step": """
         logging_steps logging_first_step logging_strategy report_to run_name log_level
         log_completions num_completions_to_print log_unique_prompts trackio_space_id logging_dir
+        diagnostics_warning_interval diagnostics_flat_tolerance
         project do_train do_eval overwrite_output_dir hub_strategy hub_model_revision
         save_safetensors log_on_each_node logging_nan_inf_filter log_level_replica disable_tqdm
         include_num_input_tokens_seen trackio_bucket_id trackio_static_space_id log_multimodal
@@ -70,6 +71,8 @@ REASONS = {
         grpo.val_batch_size""",
     "an address or a limit: cards and engines are counted elsewhere": """
         vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
+        weight_sync_timeout request_timeout heartbeat_stale_after_s queue_maxsize
+        fork_threshold_tokens
         vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout
         ddp_find_unused_parameters ddp_backend ddp_bucket_cap_mb
         ddp_broadcast_buffers ddp_static_graph fsdp_config accelerator_config

@@ -30,6 +30,14 @@ def test_a_synchronous_config_has_no_samples_ahead() -> None:
     assert translation.recipe["eval"]["limit"] == 128
 
 
+def test_prompts_beyond_those_that_are_missing_are_lost_with_what_stands_for_them() -> None:
+    translation = of("grpo.use_dynamic_sampling=true", "grpo.batch_multiplier=1.5")
+    reasons = {option.name: option.why for option in translation.draft.missing}
+    assert "rollout.max_staleness" in reasons["grpo.batch_multiplier"]
+    assert translation.recipe["rollout"]["dynamic_sampling"] is True
+    assert "grpo.batch_multiplier" not in missing(of("grpo.batch_multiplier=1.0"))
+
+
 @pytest.mark.parametrize("steps", [1, 4, 8])
 def test_max_trajectory_age_steps_bounds_staleness(steps: int) -> None:
     translation = of(f"{ASYNC}.enabled=true", f"{ASYNC}.max_trajectory_age_steps={steps}")

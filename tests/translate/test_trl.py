@@ -421,7 +421,7 @@ def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "message"), [("gold", "teacher.align"), ("prm", "process_reward")]
+    ("program", "message"), [("gold", "teacher.align"), ("ssd", "samples of the student's start")]
 )
 def test_a_trainer_without_a_recipe_says_what_to_write(program: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

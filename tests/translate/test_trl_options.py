@@ -13,14 +13,16 @@ from postgrad.translate.translate import translate
 
 pytestmark = [pytest.mark.slow, TRL]  # TRL takes seconds to load
 
+INSTALLED = sorted(set(DEFAULTS) - {"ppo", "prm", "minillm"})  # which 1.16 does not have
 # Read by their own names here, or as another value.
+GROUPS = ("grpo", "gmpo", "async_grpo", "rloo", "sdft", "sdpo")  # of 8 completions
 OTHERWISE = {"bf16", "max_length", "loss_type"}
 
 
 def configs(program: str) -> tuple[type, ...]:
     """The classes whose fields are a command's options."""
     import trl
-    from trl.experimental import cpo, gkd, online_dpo, orpo
+    from trl.experimental import async_grpo, cpo, gkd, gmpo, online_dpo, orpo, sdft, sdpo
 
     if Version(trl.__version__) < Version("1.16"):
         pytest.skip("defaults are of 1.16")
@@ -28,7 +30,8 @@ def configs(program: str) -> tuple[type, ...]:
         "sft": trl.SFTConfig, "dpo": trl.DPOConfig, "kto": trl.KTOConfig, "grpo": trl.GRPOConfig,
         "reward": trl.RewardConfig, "rloo": trl.RLOOConfig, "cpo": cpo.CPOConfig,
         "distillation": trl.DistillationConfig, "orpo": orpo.ORPOConfig, "gkd": gkd.GKDConfig,
-        "online_dpo": online_dpo.OnlineDPOConfig,
+        "online_dpo": online_dpo.OnlineDPOConfig, "gmpo": gmpo.GMPOConfig,
+        "async_grpo": async_grpo.AsyncGRPOConfig, "sdft": sdft.SDFTConfig, "sdpo": sdpo.SDPOConfig,
     }  # fmt: skip
     return trained[program], trl.ModelConfig, trl.ScriptArguments
 
@@ -44,10 +47,10 @@ def options(program: str) -> dict[str, Any]:
     return named
 
 
-@pytest.mark.parametrize("program", sorted(set(DEFAULTS) - {"ppo"}))  # which 1.16 does not have
+@pytest.mark.parametrize("program", INSTALLED)
 def test_every_option_of_the_installed_trl_is_known(program: str) -> None:
     words = [program, "--model_name_or_path", "m", "--dataset_name", "d"]
-    stated = ["--num_generations", "8"] if program in ("grpo", "rloo") else []
+    stated = ["--num_generations", "8"] if program in GROUPS else []
     unknown: list[str] = []
     for name, value in options(program).items():
         if isinstance(value, list | dict):
@@ -60,7 +63,7 @@ def test_every_option_of_the_installed_trl_is_known(program: str) -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize("program", sorted(set(DEFAULTS) - {"ppo"}))
+@pytest.mark.parametrize("program", INSTALLED)
 def test_defaults_are_those_of_the_installed_trl(program: str) -> None:
     theirs = options(program)
     ours = {name: value for name, value in {**SHARED, **DEFAULTS[program]}.items()

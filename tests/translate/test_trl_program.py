@@ -39,6 +39,9 @@ def lost(translation: Translation) -> dict[str, tuple[Any, str]]:
         ("CPOTrainer", "preference", "cpo"), ("RewardTrainer", "reward", "bradley_terry"),
         ("GRPOTrainer", "rl", "grpo"), ("RLOOTrainer", "rl", "rloo"),
         ("OnlineDPOTrainer", "rl", "online_dpo"), ("UnslothTrainer", "sft", "sft"),
+        ("PRMTrainer", "reward", "process_reward"), ("GMPOTrainer", "rl", "gmpo"),
+        ("AsyncGRPOTrainer", "rl", "grpo"), ("SDFTTrainer", "rl", "on_policy_distillation"),
+        ("SDPOTrainer", "rl", "on_policy_distillation"),
     ],
 )  # fmt: skip
 def test_each_trainer_is_a_job(program: Any, trainer: str, job: str, algorithm: str) -> None:
@@ -51,7 +54,7 @@ def test_each_trainer_is_a_job(program: Any, trainer: str, job: str, algorithm: 
     assert translation.recipe["data"]["path"] == "org/rows"
 
 
-@pytest.mark.parametrize("trainer", ["DistillationTrainer", "GKDTrainer"])
+@pytest.mark.parametrize("trainer", ["DistillationTrainer", "GKDTrainer", "MiniLLMTrainer"])
 def test_a_teacher_is_read_by_its_name_or_its_model(program: Any, trainer: str) -> None:
     rows = "train_dataset=load_dataset('d')"
     named = program(f"{trainer}('m', teacher_model='t', {rows})")
@@ -300,9 +303,9 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
     assert "map" not in translation.recipe["data"]
     with pytest.raises(UsageError, match="put the flags behind"):
         translate("trl", [path])
-    (folder / "prm.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
-    with pytest.raises(UsageError, match="prm: write a recipe with"):
-        translate("trl", [str(folder / "prm.py")])
+    (folder / "tpo.py").write_text("from trl.scripts import main\nmain()\n", "utf-8")
+    with pytest.raises(UsageError, match="tpo: this trainer is not here"):
+        translate("trl", [str(folder / "tpo.py")])
 
 
 def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -> None:
@@ -325,7 +328,7 @@ def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -
          "but verl.trainer.SFTTrainer in line 2"),
         ("x = [\n", "calls no trainer of TRL"),
         ("SFTTrainer(\n", "line 1 is not Python"),
-        ("MiniLLMTrainer('m', teacher_model='t')", "minillm: write a recipe from that of trl dist"),
+        ("TPOTrainer('m', train_dataset=x)", "tpo: this trainer is not here"),
         ("A2POTrainer('m')", "A2POTrainer: not a program that this translator knows"),
         ("SFTTrainer('m')\n" * 60, "calls more than 50 trainers"),
         ("x = 1\n" * 200_000, "more than 1048576 bytes"),

@@ -100,7 +100,7 @@ def kept_checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
         draft.put("checkpoint.keep_steps", every, f"{name} = {value} there: all of them")
     else:
         why = "keeps all of them there; here the newest checkpoint.max_ckpt_num (3) are kept"
-        draft.unknown(name, value, why)
+        draft.miss_always(name, value, why)
 
 
 def checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:

@@ -93,10 +93,12 @@ class Draft:
     def miss(self, name: str, value: Any, why: str) -> None:
         """Lists an option without counterpart as missing, unless its value turns it off."""
         if not any(value is off or (value == off and type(value) is type(off)) for off in _OFF):
-            self.missing.append(Missing(name, value, why))
+            self.miss_always(name, value, why)
 
-    def unknown(self, name: str, value: Any, why: str) -> None:
-        """Lists an option that the tables do not have, whatever its value."""
+    def miss_always(self, name: str, value: Any, why: str) -> None:
+        """Lists an option as missing, whatever its value: one that no table has, or that loses
+        something where it is off too.
+        """
         self.missing.append(Missing(name, value, why))
 
     def skip(self, name: str, value: Any, why: str) -> None:

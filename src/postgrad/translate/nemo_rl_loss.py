@@ -164,7 +164,7 @@ def _older(draft: Draft, options: Options, prefix: str, age: int, comment: str) 
     common.samples_ahead(draft, age, comment, 0.0 if filtered else 1.0)
     in_flight = f"{prefix}in_flight_weight_updates"  # always so where there is no such option
     if again is not None and not flag(again) and flag(options.stated.get(in_flight, True)):
-        draft.unknown(name, again, "keys and values are computed again with new weights")
+        draft.miss_always(name, again, "keys and values are computed again with new weights")
 
 
 def _single_controller(draft: Draft, options: Options) -> None:
@@ -277,7 +277,7 @@ def _scaling(draft: Draft, options: Options) -> None:
         draft.miss(f"{place}target_min", least, "a reward has no offset, and here a factor follows")
     kinds = [str(draft.get(f"rewards.{number}.type")) for number in range(draft.rewards)]
     if low > 0.0 or high < 1.0 or any(":" in kind or kind == "reward_model" for kind in kinds):
-        draft.unknown(f"{place}source_max", high, "scores outside the range are not clipped")
+        draft.miss_always(f"{place}source_max", high, "scores outside the range are not clipped")
     factor = (most - least) / (high - low)
     for number in range(draft.rewards):
         weight = draft.get(f"rewards.{number}.weight", 1.0) * factor

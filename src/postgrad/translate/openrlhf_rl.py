@@ -163,7 +163,7 @@ def _critic(draft: Draft, options: Options, name: str) -> None:
         draft.miss("actor.freezing_steps", freezing, "there is no critic that would learn alone")
     if name == "reinforce_pp" and float(gamma) != 1.0:
         why = f"rewards are not discounted by token in {name}"
-        draft.unknown("algo.advantage.gamma", gamma, why)
+        draft.miss_always("algo.advantage.gamma", gamma, why)
 
 
 def _reward_clip(draft: Draft, options: Options, name: str) -> None:
@@ -250,7 +250,7 @@ def rewards(draft: Draft, options: Options) -> None:
     factor = decimal(options.take("reward.overlong_penalty_factor", 1.0))
     if length and factor < 0:
         why = f"a factor of {factor:g} pays for length, and overlong only takes"
-        draft.unknown("reward.overlong_penalty_factor", factor, why)
+        draft.miss_always("reward.overlong_penalty_factor", factor, why)
     elif length and factor:
         draft.reward("overlong", buffer=int(length), factor=factor)
     coefficient = options.take("reward.stop_properly_penalty_coef")

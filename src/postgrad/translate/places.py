@@ -116,7 +116,7 @@ def _built_in(draft: Draft, options: Options, names: EngineOptions) -> None:
     """No vLLM: the built-in engine samples, so that settings of vLLM say nothing."""
     for name in (names.count, names.tensor_parallel, names.memory, names.eager, names.sleep):
         if name and options.states(name):
-            draft.unknown(name, options.take(name), BUILT_IN)
+            draft.miss_always(name, options.take(name), BUILT_IN)
         elif name:
             options.take(name)
 

@@ -174,7 +174,7 @@ def _rest(draft: Draft, prefix: str, source: Mapping[str, Any]) -> None:
             (rule for pattern, rule in SOURCE_RULES.items() if re.fullmatch(pattern, name)), None
         )
         if rule is None:
-            draft.unknown(f"{prefix}.{name}", value, "not an option that this translator knows")
+            draft.miss_always(f"{prefix}.{name}", value, "not an option that this translator knows")
         else:
             rule(draft, f"{prefix}.{name}", value, "")
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
-from postgrad.translate.draft import Draft, Missing
+from postgrad.translate.draft import Draft
 
 ON, OFF = ("True", "true", "1"), ("False", "false", "0")  # values of a switch, for missing_but
 Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default
@@ -131,7 +131,7 @@ def missing_but(same: tuple[str, ...], why: str) -> Rule:
         if str(value) in same:
             draft.skip(name, value, "as here")
         elif not default:
-            draft.missing.append(Missing(name, value, why))  # False too: here it is on
+            draft.miss_always(name, value, why)  # False too: here it is on
 
     return rule
 
@@ -167,11 +167,11 @@ def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
             try:
                 rule(draft, name, value, "" if is_stated else f"{draft.system}'s default")
             except (UsageError, TypeError, ValueError):
-                draft.unknown(name, value, "its value cannot be read")
+                draft.miss_always(name, value, "its value cannot be read")
         elif is_stated:
             close = nearest(name, rules)
             hint = f"; did you mean {close}?" if close else ""
-            draft.unknown(name, value, f"not an option that this translator knows{hint}")
+            draft.miss_always(name, value, f"not an option that this translator knows{hint}")
 
 
 def _rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:

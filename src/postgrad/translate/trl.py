@@ -1,5 +1,5 @@
-"""TRL (trl sft|dpo|kto|reward|distillation|grpo|rloo, its scripts): options and YAML configs as
-recipes.
+"""TRL (trl sft|dpo|kto|reward|distillation|grpo|rloo, its other trainers and scripts): options and
+YAML configs as recipes.
 
 Its batch numbers are one device's: an update takes per_device_train_batch_size *
 gradient_accumulation_steps * devices, and for GRPO and RLOO that counts completions, not prompts.
@@ -12,7 +12,16 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, mixtures, places, trl_losses, trl_rl
+from postgrad.translate import (
+    common,
+    learning,
+    mixtures,
+    places,
+    trl_engines,
+    trl_graded,
+    trl_losses,
+    trl_rl,
+)
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -82,8 +91,10 @@ def draft_recipe(source: SourceCommand) -> Draft:
     devices = places.processes(draft, "devices", source.devices, source.machines)
     places.divided(draft, ("ZeRO stage", source.stage), {})
     if job == "rl":
-        trl_rl.engines(draft, options, source)
+        trl_engines.engines(draft, options, source, program)
         trl_rl.answers(draft, options, program, devices, functions)
+        if algorithm == "on_policy_distillation":
+            trl_graded.grades(draft, options, program)
     else:
         _batch(draft, options, devices)
         trl_losses.losses(draft, options, program, source)
@@ -93,8 +104,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     apply(RULES, options, draft)
     if program not in BALANCED:
         mixtures.balanced(draft)
-    if program == "grpo":
-        trl_rl.means(draft, options)
+    if program in ("grpo", "gmpo", "sdpo"):
+        trl_rl.means(draft, options, program)
     common.sampled_as_trained(draft)
     return draft
 
@@ -200,7 +211,7 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
         comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
         if options.stated.get("max_length", length) is None:
             draft.put("data.max_len", 4096, "there no row is cut; longer ones are dropped")
-        elif draft.job == "reward":
+        elif draft.get("algorithm.type") == "bradley_terry":
             draft.put(
                 "data.max_len", int(length), "pairs with a longer answer are dropped, as there"
             )

@@ -1,10 +1,11 @@
-"""TRL's losses beside RL: those of SFT, reward models, distillation, and DPOTrainer, KTOTrainer,
-CPOTrainer and ORPOTrainer.
+"""TRL's losses beside RL: those of SFT, reward models of answers and of steps, distillation, and
+DPOTrainer, KTOTrainer, CPOTrainer and ORPOTrainer.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
-from postgrad.translate import trl_rl
+from postgrad.translate import trl_engines, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
@@ -37,6 +38,8 @@ def losses(draft: Draft, options: Options, program: str, source: SourceCommand) 
     trl_rl.followed(draft, options)
     if program == "sft":
         _turns(draft, options)
+    elif program == "prm":
+        _steps(draft, options)
     elif program == "reward":
         why = "rows with a column margin are trained with it there: algorithm.margin, data.margin"
         draft.put("algorithm.type", "bradley_terry", why)
@@ -54,6 +57,24 @@ def losses(draft: Draft, options: Options, program: str, source: SourceCommand) 
         draft.put("algorithm.loss", "dft")
     elif kinds and kinds[0] not in ("nll", "chunked_nll"):
         draft.miss("loss_type", kinds[0], f"{program} does not have this loss here")
+
+
+def _steps(draft: Draft, options: Options) -> None:
+    """PRMTrainer: texts of steps, whose last token is the separator's, and what is judged there."""
+    draft.put("algorithm.type", "process_reward", "a mean over an update's steps, and one row of a "
+              "head; there over each micro-batch's, and two rows, whose difference moves twice as "
+              "far")  # fmt: skip
+    separator = str(options.take("step_separator"))
+    draft.put("data.separator", separator)
+    begin = "{% if loop.first %}{{ bos_token or '' }}{% endif %}"
+    end = f"{{% if message['role'] == 'assistant' %}}{{{{ {json.dumps(separator)} }}}}{{% endif %}}"
+    template = f"{{% for message in messages %}}{begin}{{{{ message['content'] }}}}{end}"
+    draft.put("data.chat_template", f"{template}{{% endfor %}}", "the text of a row as it is there")
+    why = "data.max_len bounds prompt and steps together"
+    draft.miss("max_completion_length", options.take("max_completion_length"), why)
+    why = "every step with a label is learned: data.map may take labels away"
+    last = flag(options.take("train_on_last_step_only", False))
+    draft.miss("train_on_last_step_only", last, why)
 
 
 def _distilled(draft: Draft, options: Options, program: str, source: SourceCommand) -> None:
@@ -78,7 +99,7 @@ def _distilled(draft: Draft, options: Options, program: str, source: SourceComma
     draft.put("algorithm.on_policy", share, f"{comment}{unread if share == 1.0 else ''}")
     if share:
         draft.put("rollout.max_new_tokens", new)
-        trl_rl.engines(draft, options, source)
+        trl_engines.engines(draft, options, source, program)
     else:
         draft.skip("temperature", options.take("temperature"), "of answers, and there are none")
 

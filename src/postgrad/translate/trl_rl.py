@@ -1,86 +1,16 @@
-"""GRPO, RLOO, PPO and online DPO of TRL: engines, batches, advantages, rewards."""
+"""GRPO and its relatives, RLOO, PPO and online DPO of TRL: batches, advantages, rewards."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
-from postgrad.translate import common, places
+from postgrad.translate import common, trl_engines
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import BUILT_IN, vllm_samples
-from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, LOSSES, MADE_FROM
 
 _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 # Tokens of a prompt, which TRL no longer bounds.
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
-
-_FILTERS = ("top_p", "top_k", "min_p")
-
-_COLOCATED = places.EngineOptions(
-    tensor_parallel="vllm_tensor_parallel_size", memory="vllm_gpu_memory_utilization",
-    sleep="vllm_enable_sleep_mode",
-)  # fmt: skip
-
-_SERVED = places.EngineOptions(
-    count="data_parallel_size", tensor_parallel="tensor_parallel_size",
-    memory="gpu_memory_utilization", eager="enforce_eager",
-)  # fmt: skip
-
-
-def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
-    """vLLM in the trainer's processes ("colocate"), or as `trl vllm-serve` starts it ("server")."""
-    if not flag(options.take("use_vllm", False)):
-        return
-    if not vllm_samples(draft.images):
-        draft.miss("use_vllm", True, BUILT_IN)
-        for name in [name for name in options.stated if name.startswith("vllm_")]:
-            draft.skip(name, options.take(name), "vLLM does not sample")
-        return
-    if str(options.take("vllm_mode", "colocate")) == "colocate":
-        places.engines(draft, options, _COLOCATED, shared=True, fill=True)
-    else:
-        served = [command for command in source.beside if command.program == "vllm-serve"]
-        if not served:
-            draft.notes.append(
-                "the source does not start its vLLM server, so one engine of one GPU is assumed: "
-                "see cluster.rollout.workers and rollout.vllm.tensor_parallel"
-            )
-        server = Options(served[0].options if served else {}, {"gpu_memory_utilization": 0.9})
-        places.engines(draft, server, _SERVED, shared=False)
-        for name in ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
-                     "vllm_enable_sleep_mode"):  # fmt: skip
-            if options.states(name):
-                draft.skip(name, options.take(name), "a server has its own, as there")
-    regex = options.take("vllm_structured_outputs_regex")
-    regex = regex or options.take("vllm_guided_decoding_regex")  # its name before
-    draft.put("rollout.regex", regex and str(regex), "needs the extra grammar")
-    top_p, top_k, min_p = (decimal(options.stated.get(name) or 0.0) for name in _FILTERS)
-    filters = 0.0 < top_p < 1.0 or top_k > 0.0 or min_p > 0.0
-    _vllm_correction(draft, options, filtered=bool(regex) or filters)
-
-
-def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
-    """Weights of the difference between engine and learner."""
-    enabled = flag(options.take("vllm_importance_sampling_correction", True))
-    mode = str(options.take("vllm_importance_sampling_mode", "sequence_mask"))
-    cap = options.take("vllm_importance_sampling_cap", 3.0)
-    high = decimal(options.take("vllm_importance_sampling_clip_max", cap))
-    low = options.take("vllm_importance_sampling_clip_min")
-    if not enabled or draft.get("algorithm.type") in ("online_dpo", "distillation"):  # have none
-        return
-    level, _, constraint = mode.partition("_")
-    name = {"truncate": "tis", "mask": "icepop"}.get(constraint)
-    if name is None or level not in ("token", "sequence"):
-        why = "algorithm.correction truncates or drops weights, of tokens or of sequences"
-        draft.miss("vllm_importance_sampling_mode", mode, why)
-        return
-    stated = options.states("vllm_importance_sampling_mode")
-    draft.put("algorithm.correction", name, mode if stated else f"{mode}: TRL's default")
-    draft.put("algorithm.correction_level", level if level == "sequence" else None)
-    draft.put("algorithm.correction_high", high)
-    draft.put("algorithm.correction_with_filters", filtered or None, "as there")
-    if name == "icepop" or low:
-        draft.put("algorithm.correction_low", decimal(low or 0.0))
 
 
 def answers(
@@ -108,7 +38,10 @@ def answers(
         _unfinished(draft, options)
         return
     _generation_batch(draft, options, devices)
-    _advantages(draft, options, program)
+    if program == "async_grpo":
+        trl_engines.samples_ahead(draft, options)
+    if draft.get("algorithm.type") != "on_policy_distillation":
+        _advantages(draft, options, program)
     _rewards(draft, options, functions)
 
 
@@ -204,8 +137,11 @@ def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
 def _policy_kl(draft: Draft, options: Options, program: str) -> None:
     name = "kl_coef" if program == "ppo" else "beta"
     coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
+    if program in ("sdpo", "sdft", "async_grpo"):  # the first has a beta, and reads it nowhere
+        return
     draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
-    if flag(options.take("use_bias_correction_kl", False)) and coefficient:
+    corrected = program != "gmpo" and flag(options.take("use_bias_correction_kl", False))
+    if corrected and coefficient:
         stated = options.states("use_bias_correction_kl")
         draft.put(
             "algorithm.kl_corrected", True, "" if stated else "TRL's default; in 1.9 it was off"
@@ -228,55 +164,109 @@ def followed(draft: Draft, options: Options) -> None:
 
 
 def _advantages(draft: Draft, options: Options, program: str) -> None:
-    low, high = options.take("epsilon"), options.take("epsilon_high")
-    level = options.take("importance_sampling_level", "token")
-    loss, scale = str(options.take("loss_type", "")), str(options.take("scale_rewards", "group"))
-    normalise = flag(options.take("normalize_advantages", False))
-    if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
-        scale = "none"
-    name = program
-    if program == "grpo":
-        name, aggregation = _type(draft, options, loss, scale)
-        if scale.lower() in ("none", "false"):
-            if name != "dr_grpo":
-                draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
-        elif name != "dr_grpo":
-            draft.put("algorithm.std_norm", "batch" if scale.lower() == "batch" else None)
-            draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
-        _aggregated(draft, name, aggregation)
-        if loss == "luspo":
-            draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
-            if level != "sequence":
-                draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
-        if name == "vespo":
-            _weights_in_ratio(draft)
-        if name in ("sapo", "vespo"):  # they have no clip
-            return
-        if name == "cispo":
-            _cispo_bound(draft, decimal(low if high is None else high))
-            return
+    if program == "gmpo":
+        _geometric(draft, options)
+    elif program == "async_grpo":
+        _ahead(draft, options)
+    elif program == "grpo":
+        _of_groups(draft, options)
     else:
-        if normalise:
+        if flag(options.take("normalize_advantages", False)):
             draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
         draft.put("algorithm.constant_length", 1, "a response's logprobs are summed, as there")
+        of_response = "of each token's ratio; there of the response's, the product over its tokens"
+        clip(draft, options, of_response)
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
-    of_response = "of each token's ratio; there of the response's, the product over its tokens"
-    bound = min(decimal(low), 1.0)  # no ratio is below 0
-    draft.put("algorithm.clip_low", bound, "" if program == "grpo" else of_response)
+
+
+def clip(draft: Draft, options: Options, comment: str = "") -> None:
+    """The bounds of a ratio."""
+    low, high = options.take("epsilon"), options.take("epsilon_high")
+    draft.put("algorithm.clip_low", min(decimal(low), 1.0), comment)  # no ratio is below 0
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
+
+
+def deviation(draft: Draft, options: Options) -> None:
+    """What a group's advantages are divided by, unless the type is dr_grpo, which does not."""
+    scale = scaling(options)
+    if draft.get("algorithm.type") == "dr_grpo":
+        return
+    if scale in ("none", "false"):
+        draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+    else:
+        draft.put("algorithm.std_norm", "batch" if scale == "batch" else None)
+        draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
+
+
+def scaling(options: Options) -> str:
+    """scale_rewards: "group", "batch", "none" or "false". "none" is read as no value."""
+    scale = options.take("scale_rewards", "group")
+    return str(options.stated.get("scale_rewards", scale)).lower()
+
+
+def _of_groups(draft: Draft, options: Options) -> None:
+    """GRPOTrainer: the loss, what advantages are divided by, and what bounds a ratio."""
+    loss = str(options.take("loss_type", ""))
+    level = options.take("importance_sampling_level", "token")
+    name, aggregation = _type(draft, options, loss)
+    deviation(draft, options)
+    _aggregated(draft, name, aggregation)
+    if loss == "luspo":
+        draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
+        if level != "sequence":
+            draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
+    if name == "vespo":
+        _weights_in_ratio(draft)
+    low, high = options.take("epsilon"), options.take("epsilon_high")
+    if name == "cispo":
+        _cispo_bound(draft, decimal(low if high is None else high))
+    elif name not in ("sapo", "vespo"):  # they have no clip
+        clip(draft, options)
     if name == "gspo" and draft.get("algorithm.kl_corrected"):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
 
 
-def _type(draft: Draft, options: Options, loss: str, scale: str) -> tuple[str, str | None]:
+_OF_GRPO_LOSS = (  # options of GRPOConfig that GMPOTrainer's loss does not read
+    "loss_type", "importance_sampling_level", "delta", "entropy_coef", "off_policy_mask_threshold",
+    "use_bias_correction_kl", "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode", "vllm_importance_sampling_cap",
+    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+)  # fmt: skip
+
+
+def _geometric(draft: Draft, options: Options) -> None:
+    """GMPOTrainer, whose bounds are those of a ratio's logarithm, as here."""
+    low, high = decimal(options.take("epsilon")), options.take("epsilon_high")
+    draft.put("algorithm.clip_low", low, "of a ratio's logarithm, as there")
+    draft.put("algorithm.clip_high", low if high is None else decimal(high))
+    deviation(draft, options)
+    for name in _OF_GRPO_LOSS:
+        if options.states(name):
+            draft.skip(name, options.take(name), "GMPOTrainer does not read it")
+    if str(options.take("multi_objective_aggregation", "")) == "normalize_then_sum":
+        draft.miss("multi_objective_aggregation", "normalize_then_sum", "is the type gdpo here, "
+                   "which is not gmpo")  # fmt: skip
+
+
+def _ahead(draft: Draft, options: Options) -> None:
+    """AsyncGRPOTrainer: GRPO's loss over tokens, of samples that are older than the policy."""
+    draft.put("algorithm.type", "grpo", "a mean over an update's tokens; there over each "
+              "micro-batch's")  # fmt: skip
+    draft.put("algorithm.aggregation", "token")
+    draft.put("algorithm.std_eps", 1e-8, "added to the deviation, as there; that of all samples of "
+              "a group (n) there, of a sample (n - 1) here")  # fmt: skip
+    clip(draft, options)
+
+
+def _type(draft: Draft, options: Options, loss: str) -> tuple[str, str | None]:
     """algorithm.type of a loss_type of GRPO, and its aggregation."""
     name, aggregation = LOSSES.get(loss, ("grpo", "token"))
     if loss not in LOSSES:
         draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
     if options.take("importance_sampling_level", "token") == "sequence" and name != "sapo":
         name = "gspo"
-    elif scale.lower() in ("none", "false") and name == "grpo":
+    elif scaling(options) in ("none", "false") and name == "grpo":
         name, aggregation = "dr_grpo", aggregation or "sequence"
     if options.take("multi_objective_aggregation") == "normalize_then_sum":
         if name == "grpo":
@@ -289,16 +279,17 @@ def _type(draft: Draft, options: Options, loss: str, scale: str) -> tuple[str, s
     return name, aggregation
 
 
-def means(draft: Draft, options: Options) -> None:
+def means(draft: Draft, options: Options, program: str) -> None:
     """Comments on settings whose mean or number of tokens is another one there."""
     loss = str(options.take("loss_type", ""))
-    by_token = loss in _BY_TOKEN
+    by_token = program == "grpo" and loss in _BY_TOKEN
+    others = "; the others leave the geometric mean there" if program == "gmpo" else ""
     comments = {
         "entropy_coef": "" if by_token else f"a mean over tokens there, also with {loss}",
         "mask_truncated_completions": "" if by_token else
         "masked responses leave the mean here, and count in it there",
         "top_entropy_fraction": "of the step's tokens, rounded down here; there a quantile of each "
-        "forward pass",
+        f"forward pass{others}",
     }  # fmt: skip
     for name, comment in comments.items():
         draft.put(f"algorithm.{name}", draft.get(f"algorithm.{name}"), comment)

@@ -116,17 +116,17 @@ def _filtered(draft: Draft, _: str, value: Any, __: str) -> None:
         draft.put("rollout.dynamic_sampling", True, comment)
 
 
+_AS_MANY = "a round samples as many prompts as are missing"
 RULES: dict[str, Rule] = {
     "grpo.seed": to("seed"),
     "grpo.max_rollout_turns": _rollout_turns,
     "grpo.overlong_filtering": to("algorithm.mask_truncated_completions", read=on),
     "grpo.use_dynamic_sampling": _filtered,
     "grpo.batch_multiplier": missing_above_1(
-        "tickets are replaced one by one where a group is filtered"
+        f"{_AS_MANY}; there more, of which those behind a full step are thrown away. With "
+        "rollout.max_staleness the next prompts are sampled beside them, and none is thrown away"
     ),
-    "grpo.dynamic_sampling_oversample_ratio": missing_above_1(
-        "tickets are replaced one by one where a group is filtered"
-    ),
+    "grpo.dynamic_sampling_oversample_ratio": missing_above_1(_AS_MANY),
     **family(
         "grpo.",
         "invalid_tool_call_advantage malformed_thinking_advantage invalid_tool_call_strategy "

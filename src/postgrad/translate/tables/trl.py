@@ -13,6 +13,7 @@ from postgrad.translate.rules import (
     family,
     flag,
     missing,
+    missing_above_1,
     missing_but,
     needless,
     non_negative,
@@ -27,10 +28,16 @@ JOBS = {
     "orpo": ("preference", "orpo"),
     "cpo": ("preference", "cpo"),
     "reward": ("reward", "bradley_terry"),
+    "prm": ("reward", "process_reward"),
     "distillation": ("sft", "distillation"),
     "gkd": ("sft", "distillation"),
     "grpo": ("rl", "grpo"),
+    "gmpo": ("rl", "gmpo"),
+    "async_grpo": ("rl", "grpo"),
     "rloo": ("rl", "rloo"),
+    "minillm": ("rl", "on_policy_distillation"),
+    "sdft": ("rl", "on_policy_distillation"),
+    "sdpo": ("rl", "on_policy_distillation"),
     "ppo": ("rl", "ppo"),
     "online_dpo": ("rl", "online_dpo"),
     # Scripts whose models read images.
@@ -52,27 +59,13 @@ OTHERS = {
     "openenv/.*|openreward/.*|harbor/.*|grpo_agent|grpo_2048|carla.*": "an agent's world is an "
     "environment: docs/environments.md",
     "sft_diffusion_gemma": "models that denoise text are not here",
-    "async_grpo": "translate its settings as trl grpo, and give rollout.max_staleness: "
-    "docs/async.md",
-    "minillm|iw_opd|server_distillation|async_distillation": "write a recipe from that of trl "
+    "iw_opd|server_distillation|async_distillation": "write a recipe from that of trl "
     'distillation, or with job = "rl" and algorithm.type = "on_policy_distillation", where a '
     "teacher may be a server, and rollout.max_staleness samples ahead",
-    "gmpo": "translate its settings as trl grpo without epsilon and epsilon_high, and give "
-    'algorithm.type = "gmpo": these two bound the logarithm of a ratio (0.4 each where they are '
-    "left out), as algorithm.clip_low and algorithm.clip_high of gmpo do",
-    "sdft": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
-    'a text with the column privileged_context, and algorithm.graded_by: "policy" is the live '
-    'teacher, "reference" base, and with reference.ema_decay ema',
-    "sdpo": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
-    'such as "Correct solution:\\n\\n{group.answer}", algorithm.correct_at, the reward of a right '
-    'answer, and algorithm.graded_by: "policy" is the live teacher, "reference" base, and with '
-    "reference.ema_decay ema",
     "gold": "it compares whole distributions, sorted where tokens differ, which is not here; a "
     'teacher with other tokens grades samples in a recipe with job = "rl", algorithm.type = '
     '"on_policy_distillation" and teacher.align = "text"',
     "ssd|ssd_eval": "SFT on samples of the student's start is not here",
-    "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
-    "read as they are (docs/algorithms/process_reward.md)",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
     "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }
@@ -105,6 +98,14 @@ def _evaluated(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.skip(name, value, "nothing is evaluated")
 
 
+def _held_out_limit(draft: Draft, name: str, value: Any, _: str) -> None:
+    """Held-out rows that are read."""
+    if draft.get("eval.split"):
+        draft.put("eval.limit", int(decimal(value)))
+    else:
+        draft.skip(name, value, "nothing is evaluated")
+
+
 # Of transformers' TrainingArguments and TRL's base.
 SHARED: dict[str, Any] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3,
@@ -117,6 +118,11 @@ _SAMPLED: dict[str, Any] = {
     "num_iterations": 1,
     "max_length": None,
 }
+_SELF_GRADED: dict[str, Any] = {
+    "learning_rate": 5e-5, "num_generations": 8, "max_prompt_length": 512,
+    "max_completion_length": 256, "vllm_gpu_memory_utilization": 0.3, "teacher_update_rate": 0.05,
+    "teacher_sync_steps": 1, "distillation_is_clip": 2.0,
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {"learning_rate": 2e-5},
     "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid"},
@@ -124,12 +130,32 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "orpo": {"learning_rate": 1e-6, "beta": 0.1},
     "cpo": {"learning_rate": 1e-6, "beta": 0.1, "loss_type": "sigmoid"},
     "reward": {"learning_rate": 1e-4},
+    "prm": {"learning_rate": 1e-5, "step_separator": "\n"},
     "distillation": {"learning_rate": 1e-6, "beta": 1.0, "temperature": 1.0, "max_length": None,
                      "max_completion_length": 512, "vllm_gpu_memory_utilization": 0.3},
     "gkd": {"learning_rate": 2e-5, "beta": 0.5, "lmbda": 0.5, "temperature": 0.9,
             "max_new_tokens": 128},
     "grpo": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
              "epsilon": 0.2, "use_bias_correction_kl": True, **_SAMPLED},
+    "gmpo": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "epsilon": 0.4, **_SAMPLED},
+    "async_grpo": {"learning_rate": 1e-6, "lr_scheduler_type": "constant", "num_generations": 8,
+                   "epsilon": 0.2, "max_staleness": 4, "max_completion_length": 2048},
+    "minillm": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
+                "epsilon": 0.2, "rkl_advantage": True, "single_step_decomposition": True,
+                **_SAMPLED},
+    "sdft": {"teacher_model_kind": "base", "distillation_mode": "topk_logits",
+             "distillation_alpha": 0.5, "distillation_topk": 100,
+             "teacher_prompt_template": "{prompt}\n\n{privileged_context}", **_SELF_GRADED},
+    "sdpo": {"teacher_model_kind": "ema", "distillation_mode": "sampled_token",
+             "distillation_alpha": 1.0, "distillation_weight": 1.0, "loss_type": "dapo",
+             "importance_sampling_level": "token", "epsilon": 0.2, "max_reprompt_len": 10240,
+             "success_reward_threshold": 1.0, "use_successful_as_teacher": True,
+             "dont_reprompt_on_self_success": True,
+             "reprompt_template": "{prompt}{solution}{feedback}\n\nCorrectly solve the original "
+                                  "question.\n",
+             "solution_template": "\nCorrect solution:\n\n{successful_previous_attempt}\n\n",
+             "feedback_template": "\nThe following is feedback from your unsuccessful earlier "
+                                  "attempt:\n\n{feedback_raw}\n\n", **_SELF_GRADED},
     "rloo": {"learning_rate": 1e-6, "num_generations": 2, "beta": 0.05, "epsilon": 0.2,
              **_SAMPLED},
     "online_dpo": {"learning_rate": 5e-7, "beta": [0.1], "max_new_tokens": 64, "max_length": 512,
@@ -140,7 +166,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Trainers with router_aux_loss_coef: where nothing is said, the model's config says it.
-BALANCED = ("sft", "dpo", "kto", "grpo", "rloo")
+BALANCED = ("sft", "dpo", "kto", "grpo", "gmpo", "async_grpo", "minillm", "rloo")
 _OWN_LOOP = "the loop is one process's own"
 _MASTER = "weights that train are float32, and cast to model.dtype to compute"
 _SAVING = "every run saves and logs into run_dir"
@@ -287,6 +313,23 @@ RULES: dict[str, Rule] = {
     **family("", "use_cpu no_cuda use_mps_device", missing("a run takes the device that is there")),
     **family("", "use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min "
              "entropy_coef_max", missing("entropy_coef stays the same")),
+    "weight_sync_steps": missing_above_1("weights are published after every step"),
+    **family("", "weight_sync_timeout request_timeout heartbeat_stale_after_s queue_maxsize",
+             needless("rollout.max_staleness bounds what waits; a dead worker is replaced")),
+    "fork_threshold_tokens": needless("of agents: a sample is the tokens that were read and "
+                                      "written, and none is made anew"),
+    **family("", "diagnostics_warning_interval diagnostics_flat_tolerance",
+             needless("sentinels warn of steps without a gradient")),
+    # Of the scripts sdft and sdpo.
+    "dataset_path": to("data.path"),
+    "max_train_examples": to("data.limit", read=non_negative),
+    "max_eval_examples": _held_out_limit,
+    "dataset_shuffle_seed": missing("the order of the rows is drawn from the run's seed"),
+    **family("", "eval_num_prompts accuracy_eval_num_examples accuracy_eval_max_new_tokens "
+             "tool_eval_num_examples tool_eval_max_new_tokens",
+             missing("[eval] scores held-out rows with [[rewards]], and records samples of them")),
+    **family("", "golden_response_column demonstration_template feedback_from_solution",
+             missing("write the text into data.hint, with the names of columns in braces")),
     "max_tool_calling_iterations": missing("environment.max_turns bounds an environment's turns"),
     "precompute_ref_batch_size": needless(common.CUT_BY_TOKENS),
     "trust_remote_code": missing("code of a model's repository is never run"),
