@@ -39,8 +39,6 @@ def test_a_reward_that_is_called_as_an_environments_is_told_with_the_line_of_its
     line = path.read_text().splitlines().index('name = "environment"') + 1
     expected = f"{path}:{line}: rewards.1.name: the rewards of [environment]"
     assert str(refused.value).startswith(expected)
-        f"{path}:{line}: rewards.1.name: the rewards of [environment]"
-    )
 
 
 def test_an_environment_without_rewards_does(write: Write) -> None:
