@@ -43,11 +43,11 @@ def test_a_text_over_the_models_length_is_cut_into_tokens_without_a_warning(
 ) -> None:
     tokenizer = load_tokenizer(str(fresh("qwen3")))
     tokenizer.model_max_length = 4
-    told: list[str] = []
+    warnings: list[str] = []
     library = logging.get_logger("transformers.tokenization_utils_base")
-    monkeypatch.setattr(library, "warning", told.append)
+    monkeypatch.setattr(library, "warning", warnings.append)
     assert len(tokenizer("abc " * 9)["input_ids"]) > 4
-    assert told == []
+    assert warnings == []
 
 
 def test_a_file_in_place_of_a_models_directory_is_told_as_one(fresh: Callable[[str], Path]) -> None:

@@ -44,12 +44,12 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     for number, eval_set in enumerate(settings.sets):
         new = settings.sampling_of(eval_set).max_new_tokens or recipe.rollout.max_new_tokens
         if new >= eval_set.max_len:
-            own = f"sets.{number}." if eval_set.max_new_tokens is not None else ""
+            table = f"sets.{number}." if eval_set.max_new_tokens is not None else ""
             longer = "data.max_len" if eval_set.max_len == recipe.data.max_len else "this"
             yield (
                 ("eval", "sets", number, "max_len"),
                 f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens: "
-                f"lower eval.{own}max_new_tokens, or raise {longer}",
+                f"lower eval.{table}max_new_tokens, or raise {longer}",
             )
     if settings.component is not None and names and settings.component not in names:
         yield (
