@@ -318,6 +318,13 @@ def test_a_kl_target_without_a_kl_in_the_reward_is_an_error():
             GRPO(kl_target=0.1, **settings)
 
 
+@pytest.mark.parametrize("name", ["maxrl", "pass_at_k", "gdpo", "on_policy_distillation"])
+def test_without_a_kl_in_the_reward_a_kl_target_is_left_out(name):
+    message = f"kl_target: {algorithm_class(name).__name__} does not read it, leave it out"
+    with pytest.raises(ValidationError, match=message):
+        algorithm_class(name).model_validate({"kl_target": 0.1, "kl_coef": 0.1})
+
+
 def test_settings_are_frozen_and_unknown_ones_are_refused():
     with pytest.raises(ValidationError, match="frozen"):
         GRPO().kl_coef = 1.0

@@ -347,7 +347,7 @@ def test_experiences_that_are_no_pairs_are_refused() -> None:
         ({"divergence": "alpha"}, "set both"),
         ({"divergence_alpha": 0.5}, "set both"),
         ({"divergence": "js", "loss": {"sigmoid": 0.5, "bco": 0.5}}, "difference of two rewards"),
-        ({"divergence": "js", "length_normalised": True}, "'reverse_kl' alone"),
+        ({"divergence": "js", "length_normalised": True}, '= "reverse_kl" alone'),
     ],
 )
 def test_settings_of_dpo_that_nothing_would_read_are_refused(

@@ -61,7 +61,7 @@ def test_a_map_changes_rows_before_anything_reads_them(
     ("key", "name", "why"),
     [
         ("filter", "says_no_bool", "returned 2 for row 0; True keeps a row, False leaves it out"),
-        ("filter", "fails", "raised KeyError: 'level' at row 0"),
+        ("filter", "fails", "raised KeyError: 'level' (row_functions.py:22) at row 0"),
         ("map", "says_no_row", "returned ['question', 'answer'] for row 0; a row is a dict"),
         ("map", "says_no_json", "for row 0; its values have to be JSON: "),
         ("map", "says_half_a_character", "for row 0; its values have to be JSON: 'utf-8' codec"),

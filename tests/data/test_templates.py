@@ -133,7 +133,10 @@ def test_any_conversation_is_marked_exactly(texts: list[str], tokenizer: Any) ->
         ),
         ("{{ raise_exception('no system role') }}", "the chat template refuses it"),
         ("{{ 1 / 0 }}", "the chat template refuses it: division by zero"),
-        ("{% for", "the chat template refuses it: unexpected 'end of template'"),
+        (
+            "{{ 'a' }}\n{% for",
+            "the chat template refuses it: its line 2 is no Jinja: unexpected 'end of template'",
+        ),
     ],
     ids=["rewrites", "drops", "begins otherwise", "begins nowhere", "raises", "divides", "broken"],
 )

@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(make_le
     broken = np.where(experience.columns["advantages"].values != 0, np.inf, 0.0)
     columns = {"advantages": experience.columns["advantages"].like(broken.astype(np.float32))}
     update = Update(dataclasses.replace(experience, columns=columns), ALL)
-    with pytest.raises(RunError, match="gradient of update 0 is not finite"):
+    with pytest.raises(RunError, match="gradient of update 1 is not finite"):
         learner.update(update, GRPO())
     assert all(torch.equal(before[name], p) for name, p in learner.weights().items())
 

@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_learner, experience,
     for master in learner.optimizer.master.values():
         master.grad = torch.zeros_like(master)
     learner.optimizer.master["model.norm.weight"].grad[3] = wrong
-    with pytest.raises(RunError, match="gradient of update 1 is not finite"):
+    with pytest.raises(RunError, match="gradient of update 2 is not finite"):
         learner.optimizer.step(0.1)
     assert all(torch.equal(weights[name], w) for name, w in learner.weights().items())
     assert all(torch.equal(state[name], s) for name, s in learner.optimizer.state().items())

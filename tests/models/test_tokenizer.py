@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers.utils import logging
 
 from postgrad.core.errors import UsageError
 from postgrad.models.tokenizer import load_tokenizer
@@ -35,3 +36,21 @@ def test_a_tokenizer_without_an_end_is_refused(
     path.write_text(json.dumps(config), "utf-8")
     with pytest.raises(UsageError, match="no end-of-sequence token"):
         load_tokenizer(str(other))
+
+
+def test_a_text_over_the_models_length_is_cut_into_tokens_without_a_warning(
+    fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(str(fresh("qwen3")))
+    tokenizer.model_max_length = 4
+    warnings: list[str] = []
+    library = logging.get_logger("transformers.tokenization_utils_base")
+    monkeypatch.setattr(library, "warning", warnings.append)
+    assert len(tokenizer("abc " * 9)["input_ids"]) > 4
+    assert warnings == []
+
+
+def test_a_file_in_place_of_a_models_directory_is_told_as_one(fresh: Callable[[str], Path]) -> None:
+    path = fresh("qwen3") / "model.safetensors"
+    with pytest.raises(UsageError, match=r"safetensors: it is a file: name its directory"):
+        load_tokenizer(str(path))

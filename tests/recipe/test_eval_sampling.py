@@ -73,6 +73,14 @@ def test_a_resolved_recipe_reads_again_and_an_override_leaves_a_set_its_own() ->
         ({"sets": [AIME, MATH], "pass_at": [64]}, "numbers from 1 to n_samples = 32"),
         ({"sets": [AIME, MATH], "maj_at": [33]}, "numbers from 2 to n_samples = 32"),
         ({"sets": [MATH], "pass_at": [2]}, "numbers from 1 to n_samples = 1"),
+        (
+            {"sets": [AIME, {**MATH, "max_new_tokens": 9999}]},
+            "no room for a prompt in .*: lower eval.sets.1.max_new_tokens, or raise data.max_len",
+        ),
+        (
+            {"sets": [AIME, {**MATH, "max_len": 32}], "max_new_tokens": 64},
+            r"eval.sets.1.max_len: .* in 32 tokens: lower eval.max_new_tokens, or raise this",
+        ),
         ({"sets": [{**AIME, "n_samples": 0}]}, "n_samples"),
         ({"sets": [{**AIME, "temperature": 0.0}]}, "temperature"),
         ({"sets": [{**AIME, "top_p": 1.5}]}, "top_p"),

@@ -596,6 +596,11 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
         load_recipe(write(), (*RANKS, *flags))
 
 
+def test_with_one_rank_no_sharding_is_advised_for_offload(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"learner\.offload: true .*: with one rank leave it out$"):
+        load_recipe(write(), ("--learner.offload", "true"))
+
+
 SAMPLING = ("--learner.offload", "sampling")
 
 

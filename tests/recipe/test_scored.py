@@ -37,7 +37,8 @@ def test_a_reward_that_is_called_as_an_environments_is_told_with_the_line_of_its
     with pytest.raises(UsageError) as refused:
         load_recipe(path)
     line = path.read_text().splitlines().index('name = "environment"') + 1
-    assert str(refused.value).startswith(f"{path}:{line}: rewards.1.name: 'environment' is what")
+    expected = f"{path}:{line}: rewards.1.name: the rewards of [environment]"
+    assert str(refused.value).startswith(expected)
 
 
 def test_an_environment_without_rewards_does(write: Write) -> None:
@@ -59,7 +60,7 @@ def test_an_environment_without_rewards_does(write: Write) -> None:
          "input should be a valid number"),
         (GAME + "max_turns = 0", "environment.max_turns = 0"),
         ('[environment]\ntype = "postgrad.core.errors:UsageError"', "is not a subclass of"),
-        (GAME + '[[rewards]]\ntype = "gsm8k"\nname = "environment"', "`name` it otherwise"),
+        (GAME + '[[rewards]]\ntype = "gsm8k"\nname = "environment"', "give this another `name`"),
     ],
 )  # fmt: skip
 def test_a_section_that_is_wrong_is_told_before_anything_runs(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postgrad.core.errors import ScoresMissing, UsageError
+from postgrad.core.errors import Diverged, ScoresMissing, UsageError
 from postgrad.evaluation.answers import Evaluator
 from postgrad.training.start import resume, train
 
@@ -122,6 +122,28 @@ def test_a_verifier_that_never_works_is_named_without_talk_of_what_is_kept(
     with pytest.raises(ScoresMissing, match=r"the server is gone \(fading.py:6\)$"):
         train(recipe, console)
     assert saved(recipe.run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "standing"),
+    [
+        (
+            1,
+            r"the checkpoint of step 1 is kept; postgrad fork .* makes a run of this or an earlier "
+            "one, and postgrad resume DIR --learner.lr RATE --allow-change learner.lr goes on with",
+        ),
+        (0, "no checkpoint was saved yet, the run starts over$"),
+    ],
+)
+def test_a_run_that_diverged_says_how_to_go_back_and_saves_nothing_of_it(
+    save_steps: int, standing: str, make_recipe: Any, console: Any
+) -> None:
+    checkpoint = {**AT_THE_END, "save_steps": save_steps}
+    recipe = make_recipe("sft", learner={"lr": 1e30}, eval={"at_start": False, "at_end": False},
+                         checkpoint=checkpoint)  # fmt: skip
+    with pytest.raises(Diverged, match=rf"gradient of update 2 is not finite .*; {standing}"):
+        train(recipe, console)
+    assert saved(recipe.run_dir) == ["step-000001"] * save_steps
 
 
 def test_the_command_that_continues_a_run_is_one_that_a_shell_reads(

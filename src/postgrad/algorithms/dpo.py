@@ -56,11 +56,11 @@ class DPO(PairPreference):
                 "exo" in kinds and self.label_smoothing == 0,
             'discopop_tau is read by the loss "discopop" alone: leave it out':
                 self.discopop_tau != 0.05 and "discopop" not in kinds,
-            'divergence_alpha is the alpha of divergence = "alpha": set both':
+            'divergence_alpha is the alpha of divergence = "alpha": set both, or neither':
                 (self.divergence == "alpha") != (self.divergence_alpha is not None),
             "another divergence than reverse_kl needs a loss of the difference of two rewards: "
             f"{', '.join(OF_DIFFERENCES)}": other and not kinds <= set(OF_DIFFERENCES),
-            "length_normalised is of divergence 'reverse_kl' alone":
+            'length_normalised is of divergence = "reverse_kl" alone: leave one of them out':
                 other and self.length_normalised,
         }  # fmt: skip
         if present := [problem for problem, there in problems.items() if there]:

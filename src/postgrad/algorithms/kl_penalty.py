@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -19,6 +19,8 @@ class KLPenalty(RolloutAlgorithm):
     stays near the target. KL in the loss: beta * KL of each token, with the policy loss's
     denominator.
     """
+
+    unread: ClassVar[tuple[str, ...]] = ()  # inherited settings that the algorithm does not read
 
     kl_coef: float = Field(0.0, ge=0.0)
     kl_in: Literal["loss", "reward"] = "loss"
@@ -39,6 +41,14 @@ class KLPenalty(RolloutAlgorithm):
         if isinstance(knobs, dict) and stated.get("kl_in") == "loss":
             return {"kl_estimator": "k3", **stated}
         return stated
+
+    @model_validator(mode="after")
+    def _states_nothing_unread(self) -> Self:
+        """Before the checks below, which would advise what the algorithm does not read."""
+        for name in self.unread:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
+        return self
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:

@@ -19,7 +19,13 @@ class PassAtK(PolicyGradient):
     keeps more than one way to answer.
     """
 
-    unread: ClassVar[tuple[str, ...]] = ("length_penalty", "reward_scaling", "reward_clip", "kl_in")
+    unread: ClassVar[tuple[str, ...]] = (
+        "length_penalty",
+        "reward_scaling",
+        "reward_clip",
+        "kl_in",
+        "kl_target",
+    )
 
     k: int = Field(4, ge=2)
     right_above: float = 0.5  # a sample is right if its reward is above this

@@ -46,7 +46,6 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
     """
 
     min_group_size: ClassVar[int] = 2
-    unread: ClassVar[tuple[str, ...]] = ()  # inherited settings that the algorithm does not read
 
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
@@ -65,13 +64,6 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
     advantage_clip: Bounds | None = None
     # Do not train on samples that the token limit cut off; their rewards stay in the baseline.
     mask_truncated_completions: bool = False
-
-    @model_validator(mode="after")
-    def _states_nothing_unread(self) -> Self:
-        for name in self.unread:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
-        return self
 
     @model_validator(mode="after")
     def _bounds_hold_zero(self) -> Self:

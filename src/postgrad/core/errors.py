@@ -44,6 +44,10 @@ class ScoresMissing(RunError):
     """Verifiers or the environment gave too few scores to go on; no weight is wrong by that."""
 
 
+class Diverged(RunError):
+    """The policy or its gradient is not finite: going on from these weights is of no use."""
+
+
 class DiskFull(RunError):
     """The disk is full; files that were written before are intact."""
 
@@ -56,5 +60,8 @@ def described(error: BaseException) -> str:
         first, *others = cast("BaseExceptionGroup[BaseException]", error).exceptions
         return described(first) + (f", and {len(others)} more" if others else "")
     frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if not frame.filename.startswith("<frozen ")]  # of imports
+    if isinstance(error, SyntaxError):  # whose message has file and line of its text
+        frames = []
     where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {str(error)[:500]}{where}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import PostgradError, UsageError, described
 
 LEAST_WIDTH = 20  # columns of a line, however narrow the terminal
 
@@ -87,7 +87,7 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
     """The object that `name` stands for: a key of `registered`, or `package.module:attribute`.
 
     kind: what the message calls it, "algorithm". Raises UsageError where there is no such name,
-    module or attribute.
+    module or attribute, or the module raises as it is imported.
     """
     target = registered.get(name, name)
     module_name, colon, attribute = target.partition(":")
@@ -103,6 +103,12 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
         raise UsageError(
             f"{kind} {name!r}: module {error.name!r} cannot be imported; "
             "install it or put its folder on PYTHONPATH"
+        ) from error
+    except PostgradError:
+        raise
+    except (Exception, SystemExit) as error:  # importing runs the module
+        raise UsageError(
+            f"{kind} {name!r}: its module cannot be imported: {described(error)}"
         ) from error
     try:
         return getattr(module, attribute)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.errors import UsageError, described
 from postgrad.core.progress import tracked
 from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
@@ -66,14 +66,7 @@ def _with_columns(row: Row, names: Sequence[str]) -> Row:
 def _function(name: str, key: str) -> Function | None:
     if not name:
         return None
-    try:
-        function = resolve(name, {}, key)
-    except PostgradError:
-        raise
-    except Exception as error:  # importing runs the module
-        raise UsageError(
-            f"{key} {name!r}: its module cannot be imported: {_described(error)}"
-        ) from error
+    function = resolve(name, {}, key)
     if not callable(function):
         raise UsageError(f"{key} {name!r} is {type(function).__name__}, not a function of a row")
     return function
@@ -112,9 +105,5 @@ def _call(function: Function, row: Row, title: str) -> Any:
         return function(dict(row.values))
     except Exception as error:
         raise UsageError(
-            f"{row.place}: {title} raised {_described(error)} at row {row.index}"
+            f"{row.place}: {title} raised {described(error)} at row {row.index}"
         ) from error
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -74,7 +74,7 @@ def unmarkable(row: Row, error: Unmarkable) -> UsageError:
     """The error for a row whose learned tokens the chat template does not show."""
     return UsageError(
         f"{row.place}: the learned tokens of row {row.index} cannot be marked: {error}; fix the "
-        "row or the tokenizer's chat template"
+        "row or the chat template (the tokenizer's, where data.chat_template names no other)"
     )
 
 

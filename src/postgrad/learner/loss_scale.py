@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import Diverged, RunError
 
 FIRST, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000
 LEAST = 2.0**-14  # float16's smallest number that has all its bits: below it scaling loses some
@@ -45,7 +45,7 @@ class LossScale:
         """
         self.scale, self.steps = self.scale * BACKOFF, 0
         if self.scale < LEAST:
-            raise RunError(
+            raise Diverged(
                 f"the gradient of update {update} is not finite in float16, whatever the scale of "
                 f"the loss (it fell to {self.scale:.3g}): lower learner.lr, or use model.dtype = "
                 '"bfloat16" or "float32", which hold larger numbers'

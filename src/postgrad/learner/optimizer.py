@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import Diverged, RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.settings import (
@@ -188,12 +188,12 @@ class MasterOptimizer:
         limit = self._settings.max_grad_norm or float("inf")
         norm = self._clip(limit)
         if not norm < float("inf") and self.scale is not None:
-            self.scale.skipped(self.updates)
+            self.scale.skipped(self.updates + 1)
             self._forget_gradients()
             return norm
         if not norm < float("inf"):
-            raise RunError(
-                f"the gradient of update {self.updates} is not finite (norm {norm}): lower "
+            raise Diverged(
+                f"the gradient of update {self.updates + 1} is not finite (norm {norm}): lower "
                 "learner.lr, or start from a model whose outputs are finite"
             )
         for group in self._adamw.param_groups:

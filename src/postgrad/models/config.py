@@ -128,8 +128,10 @@ def require_directory(path: str, kind: str, key: str | None = None) -> None:
     folder = Path(path)
     of_key = f" ({key})" if key else ""
     if looks_local(path) and not folder.is_dir():
+        is_file = folder.is_file()
+        why = "it is a file: name its directory" if is_file else "there is no such directory"
         hint = _written_by_a_run(folder.parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory{of_key}{hint}")
+        raise UsageError(f"no {kind} at {path}: {why}{of_key}{hint}")
     has_files = (folder / files.CONFIG).exists() or files.has_tokenizer(folder)
     if folder.is_dir() and not has_files and (hint := _written_by_a_run(folder)):
         raise UsageError(f"no {kind} at {path}{of_key}{hint}")

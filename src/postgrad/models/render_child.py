@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 from jinja2 import nodes, utils
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -189,6 +189,8 @@ def _reason(error: BaseException) -> str:
         return "it nests too deeply, or calls itself without end"
     if isinstance(error, UnicodeEncodeError):
         return "it writes half a surrogate pair, which is no character"
+    if isinstance(error, TemplateSyntaxError):
+        return f"its line {error.lineno} is no Jinja: {error.message}"[:LONGEST_REASON]
     try:
         return str(error)[:LONGEST_REASON] or type(error).__name__
     except Exception:  # noqa: BLE001  str() runs code of the template's values

@@ -38,6 +38,9 @@ def load_tokenizer(path: str) -> Any:
         name, at = pretrained(path)
         tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **at)
         size = len(tokenizer)
+    # It would warn once of a text over model_max_length, "indexing errors" to come: rows over
+    # data.max_len are counted in their account, and the limit of positions is told at the start.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if not tokenizer.is_fast or not size:
         raise UsageError(
             f"the tokenizer at {path} gives no offsets, which loss masks need: convert it "

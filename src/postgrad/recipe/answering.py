@@ -44,10 +44,12 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     for number, eval_set in enumerate(settings.sets):
         new = settings.sampling_of(eval_set).max_new_tokens or recipe.rollout.max_new_tokens
         if new >= eval_set.max_len:
+            table = f"sets.{number}." if eval_set.max_new_tokens is not None else ""
+            longer = "data.max_len" if eval_set.max_len == recipe.data.max_len else "this"
             yield (
                 ("eval", "sets", number, "max_len"),
                 f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens: "
-                "lower eval.max_new_tokens, or raise data.max_len",
+                f"lower eval.{table}max_new_tokens, or raise {longer}",
             )
     if settings.component is not None and names and settings.component not in names:
         yield (
@@ -142,7 +144,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
     settings = recipe.eval
     if settings.loss and recipe.trains_on_rollouts:
-        yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
+        yield ("eval", "loss"), "is of SFT jobs: RL is evaluated by sampled answers, leave it out"
     if recipe.measures_loss:
         yield from evaluation_lengths(recipe)
     if recipe.evaluates_answers:
@@ -228,7 +230,8 @@ def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if rollout.temperature == 0.0:
         yield (
             ("rollout", "temperature"),
-            "greedy samples of a prompt are all the same: there is nothing to learn from",
+            "0 gives the same greedy answer in all samples of a prompt, and there is nothing to "
+            "learn from: above 0, such as 1.0",
         )
     if rollout.source == "replay" and rollout.replay_path is None:
         yield (

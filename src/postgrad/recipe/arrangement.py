@@ -87,13 +87,15 @@ def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProbl
                 f"{groups} groups of equally many replicas cannot be formed from {replicas} "
                 "(ranks / (tensor_parallel * context_parallel)): it has to divide that number",
             )
+    way = 'set sharding to "zero1", "zero2" or "zero3" (docs/distributed.md)'
+    if learner.ranks == 1:
+        way = "with one rank leave it out"
     for key, default in (("shard_groups", 1), ("offload", False)):
         value = getattr(learner, key)
         if learner.sharding == "none" and value not in (default, "sampling"):
             yield (
                 ("learner", key),
-                f"{str(value).lower()} is about state that is divided over ranks: set sharding to "
-                '"zero1", "zero2" or "zero3" (docs/distributed.md)',
+                f"{str(value).lower()} is about state that is divided over ranks: {way}",
             )
 
 

@@ -43,7 +43,7 @@ def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if names.count(ENVIRONMENT) > 1:
         place = names.index(ENVIRONMENT)
         key = "name" if recipe.rewards[place].name else "type"
-        why = f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+        why = f"the rewards of [environment] are called {ENVIRONMENT!r}: give this another `name`"
         yield ("rewards", place, key), why
     for key in ("chat_template", "chat_template_kwargs"):
         for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):

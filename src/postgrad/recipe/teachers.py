@@ -142,7 +142,8 @@ def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iter
     if recipe.teacher.top_k is not None:
         yield (
             ("teacher", "top_k"),
-            'is of job = "sft", whose rows are known before: samples are graded as they come',
+            'is of job = "sft", where all rows are known before the first update; a teacher of RL '
+            "grades samples as they come: leave it out",
         )
     for place, teacher in named.items():
         if teacher.align == "text":

@@ -199,8 +199,8 @@ class LiveSource:
                 return Sampled([scored[t] for t in sorted(scored)], cursor, reasons, state)
         if not rounds:
             raise RunError(
-                "rollout.curriculum skipped every prompt for two epochs: no prompt is left "
-                "to learn from: end the run here, or change retire_at or revisit_epochs"
+                "rollout.curriculum skipped every prompt for two epochs, none is left: end the run "
+                "or change retire_at or revisit_epochs (--allow-change rollout.curriculum)"
             )
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best, RunState
-from postgrad.core.errors import PostgradError, RunError, ScoresMissing, UsageError
+from postgrad.core.errors import Diverged, PostgradError, RunError, ScoresMissing, UsageError
 from postgrad.evaluation.results import Result
 from postgrad.observe.loggers.all import of_evaluation
 from postgrad.observe.sentinels.base import SentinelStop
@@ -65,6 +65,8 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
         except SentinelStop as stopped:
             back = f"{run.directory.fork_command} goes back to an earlier checkpoint"
             raise SentinelStop(f"{stopped}; {_standing(saver, state)}; {back}") from stopped
+        except Diverged as diverged:
+            raise Diverged(f"{diverged}; {_way_back(run, saver)}") from diverged
         except _EvaluationFailed as failed:
             raise failed.error from failed.cause
         except ScoresMissing as failed:
@@ -100,6 +102,20 @@ def _standing(saver: Saver, state: RunState) -> str:
         return saver.stop(state)
     except RunError as error:
         return str(error)
+
+
+def _way_back(run: Run, saver: Saver) -> str:
+    """How a run goes on whose weights are of no use; nothing is saved of them."""
+    try:
+        newest, is_saved = saver.newest()
+    except RunError as error:
+        return str(error)
+    if not is_saved:
+        return newest
+    return (
+        f"{newest}; {run.directory.fork_command} makes a run of this or an earlier one, and "
+        "postgrad resume DIR --learner.lr RATE --allow-change learner.lr goes on with it"
+    )
 
 
 def _finish(

@@ -287,6 +287,13 @@ class Saver:
             self._run.logs.event("save_failed", str(error), step=state.step)
         return self._last()
 
+    def newest(self) -> tuple[str, bool]:
+        """A sentence that names the newest checkpoint, and whether there is one. Raises RunError
+        where the one that is being written cannot be.
+        """
+        self.wait()
+        return self._last(), self._saved is not None
+
     def _standing(self) -> str:
         if self._saved is None:
             return self._last()

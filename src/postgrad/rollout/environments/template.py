@@ -271,7 +271,7 @@ def _refused(messages: Sequence[Message], why: str, where: str = _AFTER) -> Usag
     roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     return UsageError(
         f"environment: the chat template cannot write a message of role {roles!r} {where}: {why}; "
-        "take a tokenizer whose template can"
+        "give data.chat_template one that can"
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core import seeds
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import Diverged, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experts, SamplingMask
 from postgrad.layout.layout import rotary_positions
@@ -326,7 +326,7 @@ def require_finite(rows: Rows, drawn: DrawnTokens, version: int) -> None:
     broken = np.flatnonzero(~np.isfinite(drawn.logprobs))
     if len(broken):
         row = drawn.rows[broken[0]]
-        raise RunError(
+        raise Diverged(
             f"the policy's logits are not finite (version {version}, ticket "
             f"{rows.ticket[row]}, sample {rows.sample[row]}, token "
             f"{rows.position[row] + rows.written[row]}): "

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import Diverged, RunError, UsageError
 from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.core.seeds import integer
 from postgrad.models.attention import layers_of
@@ -120,7 +120,7 @@ class SampledModel:
         )
         broken = np.flatnonzero(~np.isfinite(turn.logprobs))
         if len(broken):
-            raise RunError(
+            raise Diverged(
                 f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
                 f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have "
                 "diverged; go back to a checkpoint with a lower learner.lr"
