@@ -3,13 +3,12 @@
 import contextlib
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from benchmarks.drawn_values import Table, drawn, keys_of
 from helpers.jobs import write_pairs, write_steps
 from helpers.model_types import make_model
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
@@ -20,50 +19,7 @@ from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import JOBS
 
-Table = dict[str, Any]
 MOST_KEYS = 24  # beside those of the job, its data and its model
-# Not drawn, by section: what stands in every recipe, what needs ranks, servers or other runs, what
-# only a clock decides.
-NOT_DRAWN = {
-    "": "run_dir job steps total_episodes epochs algorithm cluster environment rewards teacher "
-    "reward_model",
-    "model": "path init revision compile attention",
-    "reference": "model",
-    "critic": "model learner",
-    "learner": "ranks threads sharding offload shard_groups tensor_parallel context_parallel "
-    "expert_parallel",
-    "rollout": "type vllm openai source replay_path schedule schedule_path",
-    "checkpoint": "ckpt_path mirror push_to_hub push_private save_minutes",
-    "observe": "loggers",
-    "eval": "sets",
-    "sentinels": "stall",
-    "data": "path name revision split filter map sets task size seed environment template messages "
-    "text input prompt answer chosen rejected completion label completions labels",
-}
-LEFT_OUT = {f"{s}.{key}".strip(".") for s, keys in NOT_DRAWN.items() for key in keys.split()}
-# Values of keys whose types do not say enough, or allow what takes too long.
-VALUES: dict[str, tuple[Any, ...]] = {
-    "batch.micro_train_tokens": (128, 200, "auto"),
-    "batch.rollout_batch_size": (1, 2, 3),
-    "batch.train_batch_size": (1, 2, 3, 6),
-    "checkpoint.best_metric": ("eval/accuracy", "eval/loss", "eval/reward"),
-    "data.chat_template": ("chatml", "tulu", "llama3"),
-    "data.max_len": (24, 40, 64),
-    "data.system": ("", "Be brief."),
-    "eval.component": ("regex", "stop_properly"),
-    "learner.betas": ([0.0, 0.0], [0.5, 0.9]),
-    "learner.lr": (1e-7, 1e-3, 1e-2),
-    "model.eos_token": ([], "<|im_end|>"),
-    "rollout.cache_tokens": (64, 256),
-    "rollout.filter_on": ("regex", "total"),
-    "rollout.max_new_tokens": (1, 3, 6),
-    "rollout.max_staleness": (1, 2),
-    "rollout.slots": (1, 3, 16, "auto"),
-    "rollout.stop": (["a"], ["1", "."]),
-    "scoring.max_failed_fraction": (0.1, 1.0),
-    "scoring.waiting_workers": (1,),
-    "scoring.workers": (1,),
-}
 # Several keys that make a recipe together alone.
 TOGETHER: tuple[Table, ...] = (
     {"model.lora.rank": 2, "model.lora.dora": True, "model.quantize": "4bit"},
@@ -81,6 +37,18 @@ TOGETHER: tuple[Table, ...] = (
     {"checkpoint.best_metric": "eval/accuracy", "checkpoint.early_stop": 1, "eval.every": 1},
     {"critic.learner.optimizer": "muon", "algorithm.critic_warmup_steps": 1},
 )
+# Keys of one of [[rewards]].
+REWARD_KEYS: tuple[Table, ...] = (
+    {"weight": 0.5},
+    {"weight": -1.0},
+    {"weight": 0.0},
+    {"gate": True, "gate_at": 0.5, "gate_value": -0.5},
+    {"multiply": True},
+    {"after": "a"},
+    {"special_tokens": True},
+    {"on_failure": "drop_group"},
+    {"when": {"question": "spell cat?"}},
+)
 REWARDS: tuple[Table, ...] = (
     {"type": "regex", "pattern": "[a-m]"},
     {"type": "stop_properly"},
@@ -96,8 +64,23 @@ INIT: Table = {
 }
 
 
-WORDS = "cat dog sun pear tree fox owl bee ant elk yak cow".split()  # noqa: SIM905
+WORDS = "cat dog sun pear tree fox owl bee ant elk yak cow rat hen eel".split()  # noqa: SIM905
+# What [data] says of some kinds of rows.
+READ: dict[str, Table] = {
+    "messages": {"messages": "messages", "max_len": 48},
+    "chats": {"messages": "messages", "max_len": 128},
+    "text": {"text": "text", "max_len": 48},
+}
 ANSWER = {"role": "assistant"}
+
+
+def _chat(word: str, number: int) -> list[Table]:
+    """A conversation of two turns, with weights of its answers in two of three rows."""
+    ask, other = {"role": "user", "content": "say"}, {"role": "user", "content": word}
+    first, last = {**ANSWER, "content": word}, {**ANSWER, "content": word[::-1]}
+    if number % 3:
+        first, last = first | {"weight": number % 2}, last | {"weight": 0.25 * number}
+    return [{"role": "system", "content": "spell"}, ask, first, other, last]
 
 
 class World:
@@ -107,6 +90,7 @@ class World:
         folder.mkdir()
         self.folder = folder
         self.rows, self.held_out = self._sets("rows", 0, 9), self._sets("held", 9, 3)
+        self.more = self._sets("more", 12, 3)
 
     def _sets(self, name: str, first: int, count: int) -> dict[str, str]:
         """The file of each kind of rows."""
@@ -118,6 +102,7 @@ class World:
                 for word in words
             ],
             "text": [{"text": f"{word} and {word}"} for word in words],
+            "chats": [{"messages": _chat(word, number)} for number, word in enumerate(words)],
         }
         files = {kind: self.folder / f"{name}-{kind}.jsonl" for kind in (*rows, "pair", "step")}
         for kind, lines in rows.items():
@@ -140,58 +125,6 @@ class World:
         return str(make_model(kind, tokenizer, len(load_tokenizer(str(tokenizer))), path))
 
 
-def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a settings class and of the tables below it, but those of LEFT_OUT."""
-    for name, field in kind.model_fields.items():
-        if (key := f"{prefix}{name}") in LEFT_OUT:
-            continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys_of(field.annotation, f"{key}.")
-        else:
-            yield key, field
-
-
-def drawn(key: str, field: FieldInfo, rng: random.Random) -> Any:
-    """A value of a key; None where its type has none that could be drawn."""
-    if key in VALUES:
-        return rng.choice(VALUES[key])
-    hint: Any = Annotated[(field.annotation, field, *field.metadata)]  # pyright: ignore
-    schema = TypeAdapter[Any](hint).json_schema()
-    return _value(schema, rng, schema.get("$defs", {}))
-
-
-def _value(schema: Table, rng: random.Random, named: Table) -> Any:
-    """A value of a JSON schema, corners of its bounds among them."""
-    if "$ref" in schema:
-        return _value(named[schema["$ref"].rpartition("/")[2]], rng, named)
-    if "anyOf" in schema:
-        return _value(rng.choice(schema["anyOf"]), rng, named)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return rng.choice(schema["enum"])
-    kind = schema.get("type")
-    if kind == "boolean":
-        return rng.random() < 0.5
-    if kind == "integer":
-        least = schema.get("minimum", 0)
-        return rng.choice([least, least + 1, least + 2, least + 7])
-    if kind == "number":
-        inside = {
-            "minimum": 0.0,
-            "maximum": 0.0,
-            "exclusiveMinimum": 1e-6,
-            "exclusiveMaximum": -1e-3,
-        }
-        corners = [schema[bound] + step for bound, step in inside.items() if bound in schema]
-        return float(rng.choice([*corners, 0.05, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0]))
-    if kind == "array" and "prefixItems" in schema:
-        return [_value(each, rng, named) for each in schema["prefixItems"]]
-    if kind == "array":
-        return [_value(schema["items"], rng, named) for _ in range(rng.randint(0, 2))]
-    return None
-
-
 def with_key(raw: Table, key: str, value: Any) -> Table:
     """A copy of the raw recipe with a dotted key."""
     first, _, rest = key.partition(".")
@@ -212,14 +145,18 @@ def draw(seed: int, world: World, run_dir: str) -> Table:
     while not is_recipe(raw := _base(rng, world, run_dir)):
         pass
     algorithm = algorithm_class(raw["algorithm"]["type"])
-    pool = [*keys_of(JOBS[raw["job"]])]
     algorithm_keys = [*keys_of(algorithm, "algorithm.")]
+    by_section: dict[str, list[tuple[str, FieldInfo]]] = {}
+    for key, field in keys_of(JOBS[raw["job"]]):
+        section = "sentinels" if key.startswith("sentinels.") else key.rpartition(".")[0]
+        by_section.setdefault(section, []).append((key, field))
+    sections = [*by_section.values(), *([algorithm_keys] * 3 if algorithm_keys else [])]
     changes: list[Table] = []
     for _ in range(rng.randint(0, MOST_KEYS)):
         if rng.random() < 0.15:
             changes.append(rng.choice(TOGETHER))
             continue
-        key, field = rng.choice(algorithm_keys if algorithm_keys and rng.random() < 0.4 else pool)
+        key, field = rng.choice(rng.choice(sections))
         if (value := drawn(key, field, rng)) is not None:
             changes.append({key: value})
     for change in changes:
@@ -234,10 +171,7 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
     """A job, its algorithm, model, rows and batch."""
     job = rng.choice(("sft", "rl", "rl", "reward", "preference"))
     kind = rng.choice(tuple(ALGORITHMS))
-    of_sft = rng.choice(("questions", "messages", "text"))
-    compared = "step" if algorithm_class(kind).level == "step" else "pair"
-    rows = {"rl": "questions", "sft": of_sft}.get(job, compared)
-    column = {rows: rows} if rows in ("messages", "text") else {}
+    rows = _kind_of_rows(job, kind, rng)
     model: Table = {"dtype": rng.choice(("auto", "float32", "float32"))}
     if rng.random() < 0.7:
         fresh = {"type": rng.choice(FRESH), "num_hidden_layers": rng.choice((1, 2))}
@@ -247,7 +181,7 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         model["path"] = world.model(rng.choice(MADE))
     raw: Table = {
         **{"job": job, "run_dir": run_dir, "algorithm": {"type": kind}, "model": model},
-        **{"data": {"path": world.rows[rows], "max_len": 48, **column}},
+        **{"data": {"path": world.rows[rows], **READ.get(rows, {"max_len": 48})}},
         "learner": {"lr": 1e-2, "threads": 1},
         "sentinels": {"truncation": "off"},
         "checkpoint": {"save_steps": 1},
@@ -257,7 +191,9 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         samples = {"n_samples_per_prompt": rng.choice((2, 4))}
         raw["batch"] = {"rollout_batch_size": rng.choice((1, 3)), **samples}
         raw["rollout"] = {"max_new_tokens": rng.choice((3, 6))}
-        raw["rewards"] = rng.sample(REWARDS, rng.choice((1, 1, 2)))
+        raw["rewards"] = rng.sample(REWARDS, rng.choice((1, 1, 2, 3)))
+        if rng.random() < 0.4:
+            raw["rewards"] = [reward | rng.choice((*REWARD_KEYS, {})) for reward in raw["rewards"]]
     else:
         raw["batch"] = {"train_batch_size": rng.choice((1, 2, 4))}
     if kind in ("distillation", "on_policy_distillation"):
@@ -274,7 +210,33 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         raw["eval"] = _eval_sets(world.held_out[rows], rng)
     if job == "rl" and rng.random() < 0.3 and "hint" not in raw["data"]:
         raw |= _played(rng, raw)  # it begins with other words than those that a hint replaces
+    if rng.random() < 0.25:
+        raw["data"] = {**raw["data"], "sets": _sets(raw["data"], world.more[rows], rng)}
     return raw
+
+
+def _kind_of_rows(job: str, algorithm: str, rng: random.Random) -> str:
+    """Which rows of the World a job learns from."""
+    of_sft = rng.choice(("questions", "messages", "text", "chats"))
+    compared = "step" if algorithm_class(algorithm).level == "step" else "pair"
+    return {"rl": "questions", "sft": of_sft}.get(job, compared)
+
+
+def _sets(data: Table, path: str, rng: random.Random) -> list[Table]:
+    """Two sets of rows, one of which may say more."""
+    shares: tuple[Table, ...] = ({"weight": 0.5}, {"weight": 2.0}, {"count": 3}, {"limit": 2}, {})
+    stated: tuple[Table, ...] = (
+        {"system": "Be brief."},
+        {"max_len": data["max_len"] - 8},
+        {"shuffle": False},
+        {},
+    )
+    if data.get("messages"):
+        stated += ({"loss_turns": "last"}, {"loss_turns": ["system", "assistant"]})
+    if data.get("hint"):
+        stated += ({"hint": ""}, {"hint": "it is {answer}"})
+    first = {"path": data["path"], **rng.choice(shares)}
+    return [first, {"path": path, **rng.choice(shares), **rng.choice(stated)}]
 
 
 def _played(rng: random.Random, raw: Table) -> Table:

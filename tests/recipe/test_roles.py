@@ -153,6 +153,26 @@ REFUSED = {
         'recipe.toml:22: critic.model.quantize: "4bit" weights are frozen, so there has to be an '
         "adapter that trains: give [critic.model.lora]",
     ),
+    "a critic in a dtype of its own": (
+        PPO.replace('some/model"\n', 'some/model"\ndtype = "float32"\n')
+        + '\n[critic.model]\ndtype = "bfloat16"\n',
+        'recipe.toml:23: critic.model.dtype: "bfloat16": all models of a run compute in '
+        'model.dtype = "float32": leave it out',
+    ),
+    "an adapter of a reward model that does not learn": (
+        PPO + "\n[reward_model.model.lora]\nrank = 8\n",
+        "recipe.toml:21: reward_model.model.lora: is of models that are trained, and this one is "
+        "not: leave it out",
+    ),
+    "an adapter of a reference whose policy has another": (
+        PPO + LORA + "\n[reference.model.lora]\nrank = 4\n",
+        "recipe.toml:24: reference.model.lora: is of models that are trained",
+    ),
+    "frozen parts of a teacher that does not learn": (
+        SFT + '[algorithm]\ntype = "distillation"\n'
+        '[teacher.model]\npath = "a/teacher"\nfreeze = ["router"]\n',
+        "recipe.toml:16: teacher.model.freeze: is of models that are trained",
+    ),
     "an engine in another dtype than the four bits that it reads": (
         PPO.replace('some/model"\n', 'some/model"\nquantize = "4bit"\n')
         + LORA
@@ -200,6 +220,15 @@ def test_a_critic_takes_what_it_leaves_out_from_policy_and_reward_model(
     assert recipe.learner.warmup_updates == 0
     reference = recipe.reference  # pyright: ignore[reportAttributeAccessIssue]
     assert reference.model.path == "some/model"
+
+
+def test_a_reference_may_state_that_what_trains_the_policy_is_not_for_it(
+    write: Callable[..., Path],
+) -> None:
+    trained = PPO.replace('some/model"\n', 'some/model"\ngradient_checkpointing = true\n')
+    stated = trained + "\n[reference.model]\ngradient_checkpointing = false\n"
+    reference = load_recipe(write(text=stated)).reference  # pyright: ignore[reportAttributeAccessIssue]
+    assert reference.model.gradient_checkpointing is False
 
 
 def test_a_critic_that_says_how_it_warms_up_does_not_take_over_the_other_way(

@@ -25,6 +25,12 @@ from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placement import placement_problems
 from postgrad.recipe.settings import ComparingSections, ReferenceSettings, Sections
 
+# Keys of [model] that nothing reads of a model that is not trained.
+_OF_TRAINING = (
+    *("gradient_checkpointing", "lora", "freeze"),
+    *("router_aux_loss_coef", "router_z_loss_coef"),
+)
+
 
 def as_json(values: Mapping[str, Any]) -> str:
     """Values of a TOML file, or of Python, as JSON text: numbers of NumPy become plain ones, dates
@@ -44,6 +50,7 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     yield from _batch(recipe)
     yield from _model(recipe)
     yield from _eos_token(recipe)
+    yield from _unread_by_roles(recipe)
     yield from rank_problems(recipe)
     yield from placement_problems(recipe, job)
     yield from _data(recipe)
@@ -210,6 +217,29 @@ def _eos_token(recipe: Sections) -> Iterator[RecipeProblem]:
     for place, model in recipe.model_tables.items():
         if model.eos_token not in ((), policy):  # what a critic leaves out is the policy's
             yield (*place, "eos_token"), "this model writes no answers: leave it out"
+
+
+def _unread_by_roles(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Keys of the [model] of another role that nothing would read: a dtype of its own, and of a
+    frozen model what only training reads. What a reference leaves out is the policy's.
+    """
+    policy, trained, default = recipe.model, recipe.trained_models, ModelSettings()
+    for place, model in recipe.model_tables.items():
+        if model.dtype not in (default.dtype, policy.dtype):
+            yield (
+                (*place, "dtype"),
+                f'"{model.dtype}": all models of a run compute in model.dtype = "{policy.dtype}": '
+                "leave it out",
+            )
+        if place in trained:
+            continue
+        unread = (default, policy) if place == ("reference", "model") else (default,)
+        for key in _OF_TRAINING:
+            if getattr(model, key) not in [getattr(settings, key) for settings in unread]:
+                yield (
+                    (*place, key),
+                    "is of models that are trained, and this one is not: leave it out",
+                )
 
 
 def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
