@@ -56,6 +56,20 @@ train_batch_size = 16
 LORA = "\n[model.lora]\nrank = 8\n"
 
 REFUSED = {
+    "routers of a reference that is under the policy's adapter": (
+        PPO + LORA + '\n[reference.model]\nrouter_dtype = "float32"\n',
+        'recipe.toml:25: reference.model.router_dtype: "float32": the reference is the weights that '
+        'the policy begins with, which are loaded once, with model.router_dtype = "auto": leave it out',
+    ),
+    "a reference of pairs in other bits than the policy that it begins as": (
+        PAIRS.format(job="preference").replace(
+            'path = "some/model"', 'path = "some/model"\nquantize = "4bit"'
+        )
+        + LORA
+        + '\n[reference.model]\nquantize = "none"\n',
+        'recipe.toml:19: reference.model.quantize: "none": the reference is the weights that the '
+        'policy begins with, which are loaded once, with model.quantize = "4bit": leave it out',
+    ),
     "two warm-ups of the policy": (
         PPO + "\n[learner]\nwarmup_updates = 3\nwarmup_ratio = 0.1\n",
         "warmup_updates = 3 and warmup_ratio = 0.1 both say",

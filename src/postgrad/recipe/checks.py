@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
+from postgrad.cluster.settings import POLICY
 from postgrad.core.geometry import derive
 from postgrad.models.settings import ROUTER, ModelSettings
 from postgrad.recipe.arrangement import rank_problems
@@ -51,6 +52,7 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     yield from _model(recipe)
     yield from _eos_token(recipe)
     yield from _unread_by_roles(recipe)
+    yield from _of_the_policy(recipe)
     yield from rank_problems(recipe)
     yield from placement_problems(recipe, job)
     yield from _data(recipe)
@@ -240,6 +242,26 @@ def _unread_by_roles(recipe: Sections) -> Iterator[RecipeProblem]:
                     (*place, key),
                     "is of models that are trained, and this one is not: leave it out",
                 )
+
+
+def _of_the_policy(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Keys of a reference that is the policy's own weights, which are loaded once: what is under an
+    adapter, and in a job that is no RL what the policy was before its first update.
+    """
+    policy, reference = recipe.model, recipe.model_tables.get(("reference", "model"))
+    if reference is None or reference.source != policy.source or recipe.reference_moves:
+        return
+    loaded = policy.lora is None and recipe.trains_on_rollouts
+    if loaded or recipe.cluster.home("reference") != POLICY:
+        return
+    for key in ("router_dtype", "quantize"):
+        if getattr(reference, key) != getattr(policy, key):
+            yield (
+                ("reference", "model", key),
+                f'"{getattr(reference, key)}": the reference is the weights that the policy begins '
+                f'with, which are loaded once, with model.{key} = "{getattr(policy, key)}": leave '
+                "it out",
+            )
 
 
 def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
