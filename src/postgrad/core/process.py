@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ _LIBRARIES = """
 """
 LIBRARIES = frozenset(_LIBRARIES.split())
 
-_SIGKILL = 9
+PARENT_SECONDS = 1.0  # between two looks at whether the parent lives, where no kernel tells its end
 
 
 @contextmanager
@@ -124,13 +125,33 @@ def write(pipe: BinaryIO, line: bytes) -> None:
 
 
 def die_with_parent() -> None:
-    """On Linux the kernel kills this process with its parent; elsewhere the closed pipe ends it."""
-    if sys.platform != "linux":
+    """Kills this process where its parent ends: on Linux the kernel does, elsewhere a thread that
+    looks once in PARENT_SECONDS.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
         return
-    import ctypes
+    threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
 
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, _SIGKILL)
+
+def _outlive_nobody(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_group(leader: int) -> None:
+    """Kills the process group of a child that began a session of its own; nothing where none of it
+    lives. macOS takes a group of zombies for one that may not be signalled.
+    """
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        if sys.platform != "darwin":
+            raise
 
 
 @contextmanager
@@ -168,11 +189,30 @@ def command_of_child(words: Iterable[str]) -> list[str]:
 
 
 def usable_cores() -> int:
-    """Physical cores of this machine that this process may use."""
+    """Physical cores of this machine that this process may use. On Apple silicon the performance
+    cores alone, as torch counts: a product waits for its slowest thread.
+    """
     import psutil  # 25 ms to import, an eighth of the start of a scoring worker
 
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or 1))
+    physical = psutil.cpu_count(logical=False) or 1
+    performance = int.from_bytes(macos_value("hw.perflevel0.physicalcpu"), sys.byteorder)
+    return max(1, min(allowed or 1, performance or physical))
+
+
+def macos_value(name: str) -> bytes:
+    """What the kernel of macOS knows by a name of sysctl(8); empty elsewhere, and where it has no
+    such name.
+    """
+    if sys.platform != "darwin":
+        return b""
+    value = ctypes.create_string_buffer(256)
+    size = ctypes.c_size_t(len(value))
+    call = ctypes.CDLL(None).sysctlbyname
+    call.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    call.argtypes += [ctypes.c_size_t]
+    failed = call(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return b"" if failed else value.raw[: size.value]
 
 
 def default_threads() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from postgrad.core.errors import DiskFull, RunError
-from postgrad.core.files import COPIED_BYTES, finite, is_full, sync_directory
+from postgrad.core.files import COPIED_BYTES, finite, is_full, sync, sync_directory
 from postgrad.core.members import SUFFIX, member
 from postgrad.core.untrusted import open_file
 from postgrad.observe.run_dir import SAMPLES
@@ -72,9 +72,9 @@ class LogFile:
                 raise unwritable(self.path, error) from error
 
     def sync(self) -> int:
-        """Flushes and calls fsync; returns the file's size in bytes.
+        """Flushes the file to the disk; returns its size in bytes.
 
-        Raises DiskFull where bytes still wait, and a run may go on; RunError where fsync fails:
+        Raises DiskFull where bytes still wait, and a run may go on; RunError where that fails:
         then bytes may be lost, and only a resume writes them again.
         """
         self.flush()
@@ -83,7 +83,7 @@ class LogFile:
             raise DiskFull(f"{self.path} cannot be written: the disk is full; make room")
         try:
             if self._handle is not None:
-                os.fsync(self._handle)
+                sync(self._handle)
         except OSError as error:
             raise unwritable(self.path, error) from error
         return place

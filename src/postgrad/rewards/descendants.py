@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from postgrad.core.process import kill_group
+
 _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS = 1.0  # longest wait for killed processes to be gone
 
@@ -78,8 +80,12 @@ def end_with_descendants(process: subprocess.Popen[bytes], group: bool = False) 
     under = list(descendants(process.pid))
     with _adopting():
         if process.returncode is None:  # not reaped: the number is still its own
-            (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+            kill_group(process.pid) if group else process.kill()
         code = process.wait()
+        if sys.platform != "linux":  # there no kernel kills what has a session of its own
+            for pid in under:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _SECONDS
         for pid in under:  # parents first: then the next one is a child of this process
             while not _is_reaped(pid) and time.monotonic() < deadline:

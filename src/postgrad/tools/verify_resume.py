@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 
 from postgrad.checkpoint.files import STATE, steps_in
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.process import command_of_child, interrupt, signals_handled
+from postgrad.core.process import command_of_child, interrupt, kill_group, signals_handled
 from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -209,7 +208,7 @@ def _started(recipe: Path, run: Path, words: Sequence[str]) -> Generator["subpro
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
         process.wait()
         if process.stderr is not None:
             process.stderr.close()

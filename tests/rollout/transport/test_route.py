@@ -1,10 +1,12 @@
 """The way that weights go, by where learner and engines are."""
 
+import sys
+
 import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.rollout.transport.route import Place, Route, choose
+from postgrad.rollout.transport.route import Place, Route, _machine, choose
 
 
 def place(
@@ -108,3 +110,16 @@ def test_this_process_is_on_its_machine_without_a_card() -> None:
     here = Place.here(torch.device("cpu"))
     assert here == Place(**here.to_json())
     assert (here.card, here.nccl, here.shares) == (None, None, False)
+
+
+def test_without_linux_weights_go_by_gloo_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    _machine.cache_clear()
+    try:
+        here, again = Place.here(torch.device("cpu")), Place.here(torch.device("cpu"))
+    finally:
+        _machine.cache_clear()
+    assert here.machine == again.machine
+    assert choose("auto", [here], [again]) == Route("gloo", 0)
+    with pytest.raises(RunError, match='transport = "memory" needs Linux: use "auto"'):
+        choose("memory", [here], [again])

@@ -1,6 +1,7 @@
 """Chooses the layer that isolates programs here: the first that withstands an escape attempt."""
 
 import json
+import sys
 from functools import lru_cache
 
 from postgrad.core.errors import UsageError
@@ -26,10 +27,12 @@ def choose(unsafe: bool = False) -> Sandbox:
         reasons.append(f"{layer.name}: {reason}")
     if unsafe:
         return Sandbox(layers.NONE)
+    way_out = "Install bubblewrap or allow unprivileged user namespaces"
+    if sys.platform != "linux":
+        way_out = "Run it on Linux, such as in a virtual machine"
     raise UsageError(
-        f"there is no sandbox for programs that a model wrote ({'; '.join(reasons)}). Install "
-        "bubblewrap or allow unprivileged user namespaces; or set `unsafe = true` in the recipe, "
-        "on a machine that holds nothing of value"
+        f"there is no sandbox for programs that a model wrote ({'; '.join(reasons)}). {way_out}; "
+        "or set `unsafe = true` in the recipe, on a machine that holds nothing of value"
     )
 
 

@@ -111,8 +111,13 @@ class _Child:
 
     def kill(self) -> None:
         """Kills the child and with it its namespace; without namespaces, its process group."""
-        if self.end is None:
-            (os.kill if self.folder is None else os.killpg)(self.pid, signal.SIGKILL)
+        if self.end is not None:
+            return
+        if self.folder is not None:
+            # there is no group before the child has begun it; of zombies macOS refuses it
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> bool:
         """Reaps the child where it has ended. Returns whether it has, also on later calls."""
@@ -167,10 +172,11 @@ def _watch(
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
         pause = max(remaining / at_once, 0.001) if clocks else 0.002
         if control.fileno() in readable([control.fileno(), *waiting], pause):
-            if not control.recv(1):  # nobody is there any more
-                os._exit(0)
+            somebody = control.recv(1)
             for child in children:
                 child.kill()
+            if not somebody:
+                os._exit(0)
     for clock in clocks:
         os.close(clock)
     return over

@@ -2,6 +2,9 @@
 processes are; and the ends of that way.
 """
 
+import platform
+import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,7 +33,7 @@ Way = Literal["memory", "ipc", "nccl", "gloo"]
 class Place:
     """Where a process works that sends or receives weights; in types of JSON."""
 
-    machine: str  # the same where processes can open each other's files in /proc
+    machine: str  # on Linux the same where processes can open each other's files in /proc
     card: str | None  # the UUID of its GPU; None: it works on the CPU
     torch_version: str
     nccl: str | None  # None without a GPU
@@ -146,7 +149,10 @@ def by_host(
         raise RunError(
             'rollout.transport = "memory" needs a rank on the machine of each engine: use "auto"'
         )
-    way: Way = "memory" if near and stated != "broadcast" else "gloo"
+    mapped = near and sys.platform == "linux"  # what the files in memory are made and opened with
+    if stated == "memory" and not mapped:
+        raise RunError('rollout.transport = "memory" needs Linux: use "auto"')
+    way: Way = "memory" if mapped and stated != "broadcast" else "gloo"
     return Route(way, ranks[number % len(ranks)], fallback)
 
 
@@ -188,6 +194,8 @@ class Inlet:
 
 @cache
 def _machine() -> str:
+    if sys.platform != "linux":  # no /proc: weights go by gloo there
+        return f"{platform.node()} {uuid.getnode():x}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 

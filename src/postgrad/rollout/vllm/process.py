@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from postgrad.core.errors import RunError, UsageError, WorkerLost
-from postgrad.core.process import write
+from postgrad.core.process import kill_group, write
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.parallel.device import without_expandable
 from postgrad.rollout.vllm.protocol import Start, line
@@ -237,8 +236,7 @@ class VLLMProcess:
         deadline = time.monotonic() + TIDY
         while _lives(self._process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         self._folder.cleanup()
 
     def close(self) -> None:
