@@ -58,8 +58,9 @@ LORA = "\n[model.lora]\nrank = 8\n"
 REFUSED = {
     "routers of a reference that is under the policy's adapter": (
         PPO + LORA + '\n[reference.model]\nrouter_dtype = "float32"\n',
-        'recipe.toml:25: reference.model.router_dtype: "float32": the reference is the weights that '
-        'the policy begins with, which are loaded once, with model.router_dtype = "auto": leave it out',
+        'recipe.toml:25: reference.model.router_dtype: "float32": the reference is the weights '
+        'that the policy begins with, which are loaded once, with model.router_dtype = "auto": '
+        "leave it out",
     ),
     "a reference of pairs in other bits than the policy that it begins as": (
         PAIRS.format(job="preference").replace(

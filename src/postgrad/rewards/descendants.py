@@ -29,12 +29,12 @@ def cpu_of_this_process() -> float:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the usual case: no child, so nothing to look up
         return used
-    return used + _living_descendants(os.getpid())
+    return used + cpu_under(os.getpid())
 
 
 def cpu_of(pid: int) -> float:
     """CPU seconds of another process as above, to the clock tick (10 ms); 0 where it is gone."""
-    return _with_waited(pid) + _living_descendants(pid)
+    return _with_waited(pid) + cpu_under(pid)
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -54,7 +54,7 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(int(child))
 
 
-def _living_descendants(pid: int) -> float:
+def cpu_under(pid: int) -> float:
     """CPU seconds of the living descendants, and of the children that these have waited for: a
     sandbox waits for its programs, the worker does not.
     """

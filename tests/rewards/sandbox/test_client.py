@@ -107,6 +107,17 @@ def test_computing_is_not_idle_and_sleeping_is(run):
     assert end.idle_seconds >= 0.3
 
 
+def test_a_program_whose_cpu_time_stands_still_is_idle_where_nobody_tells_its_waits(
+    run, monkeypatch
+):
+    """As on macOS, which has no /proc."""
+    monkeypatch.setattr(client, "_TELLS_WAITS", False)
+    end = run("import time\nwhile time.process_time() < 1.5: pass", idle_seconds=1.0)
+    assert end.cause is None
+    end = run("import time\ntime.sleep(60)", idle_seconds=0.3)
+    assert (end.cause, end.idle_seconds >= 0.3) == ("idle", True)
+
+
 def test_what_passed_before_a_program_was_started_is_not_its_idle_time(run, sandbox):
     """As on a host that is too busy to start it at once."""
     run("")

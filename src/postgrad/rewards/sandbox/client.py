@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postgrad.rewards.descendants import descendants, end_with_descendants
+from postgrad.rewards.descendants import cpu_under, descendants, end_with_descendants
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 from postgrad.rewards.sandbox.waiting import readable
 
@@ -20,6 +20,7 @@ START_SECONDS = 60.0
 _TICK = 0.2  # seconds between two looks at how long a program has been idle
 _CLOCK = 0.02  # resolution, in seconds, of the kernel's start time of a process
 _REPLY = 1 << 16  # bytes of one read
+_TELLS_WAITS = Path("/proc/stat").exists()  # whether the kernel says who waits for a processor
 
 
 class SandboxError(Exception):
@@ -179,6 +180,7 @@ class Sandbox:
         started, stolen: the clock and `_stolen()` when the run began.
         """
         idle, ended = 0.0, False
+        used, grew = 0.0, started  # CPU seconds of the programs, and when they were seen to grow
         received = b""
         while not received.endswith(b"\n"):
             pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
@@ -188,12 +190,22 @@ class Sandbox:
                     raise self._broken("it ended")
                 received += chunk
             elif not ended:
-                passed = time.monotonic() - started
-                idle = max(idle, self._idle(passed) - (_stolen() - stolen))
+                now = time.monotonic()
+                if _TELLS_WAITS:
+                    idle = max(idle, self._idle(now - started) - (_stolen() - stolen))
+                else:  # a program that waits long for a processor is taken for idle
+                    before, used = used, self._used()
+                    grew = now if used > before else grew
+                    idle = max(idle, now - grew)
                 if idle >= limits.idle_seconds:
                     control.send(b"k")
                     ended = True
         return json.loads(received), idle
+
+    def _used(self) -> float:
+        """CPU seconds of the programs, which run under the zygote."""
+        assert self._process is not None
+        return cpu_under(self._process.pid)
 
     def _idle(self, elapsed: float) -> float:
         """Seconds out of `elapsed` in which the programs neither ran nor waited for a processor.
