@@ -421,7 +421,13 @@ def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "message"), [("gold", "teacher.align"), ("ssd", "samples of the student's start")]
+    ("program", "message"),
+    [
+        ("gold", "teacher.align"),
+        ("ssd", "samples of the student's start"),
+        ("a2po", "estimates the value of a prompt"),
+        ("grpo_with_replay_buffer", "rollout.dynamic_sampling samples other prompts"),
+    ],
 )
 def test_a_trainer_without_a_recipe_says_what_to_write(program: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

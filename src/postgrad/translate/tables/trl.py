@@ -67,6 +67,9 @@ OTHERS = {
     '"on_policy_distillation" and teacher.align = "text"',
     "ssd|ssd_eval": "SFT on samples of the student's start is not here",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
+    "grpo_with_replay_buffer": "groups whose rewards are equal are replaced by earlier ones there; "
+    "here rollout.dynamic_sampling samples other prompts for them",
+    "a2po": "it estimates the value of a prompt from samples of the start, which is not here",
     "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }
 

@@ -276,7 +276,7 @@ RULES: dict[str, Rule] = {
         "rollout.filter_on names the reward that is looked at",
     ),
     "algorithm.filter_groups.max_inflight_gen_batches": needless(
-        "tickets are replaced one by one where a group is filtered"
+        "as many prompts are sampled again as groups were filtered"
     ),
     "algorithm.rollout_correction.loss_type": missing_but(
         ("ppo_clip",), "the ratio is clipped; cispo is near a REINFORCE with weights"
