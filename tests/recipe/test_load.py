@@ -262,7 +262,7 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
         ),
         (
             ("[batch]", "[rollout]\ntemperature = 0.0\n[batch]"),
-            "greedy samples of a prompt are all the same",
+            "gives the same greedy answer in all samples of a prompt",
         ),
         (
             ("[batch]", '[rollout]\nsource = "replay"\n[batch]'),
@@ -699,6 +699,15 @@ def test_a_run_goes_on_with_another_number_of_ranks_for_all_its_roles(write: Wri
     assert isinstance(after, RLRecipe)
     assert (after.critic.learner.ranks, after.critic.learner.sharding) == (4, "zero3")
     assert compare(before, after, [], Path("run"))
+
+
+def test_a_resolved_recipe_takes_another_dtype_for_all_its_models(write: Write) -> None:
+    """All models compute in one dtype, and a role of a resolved recipe states it."""
+    before = load_recipe(write(), ("--model.dtype", "float32"))
+    after = with_overrides(before, ["--model.dtype", "bfloat16"])
+    assert {model.dtype for model in after.model_tables.values()} <= {"bfloat16", "auto"}
+    with pytest.raises(UsageError, match=r"critic\.model\.dtype: .*leave it out"):
+        with_overrides(before, ["--model.dtype", "bfloat16", "--critic.model.dtype", "float32"])
 
 
 def test_a_critic_cannot_be_on_other_ranks_than_its_policy(write: Write) -> None:

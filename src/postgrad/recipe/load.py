@@ -68,21 +68,35 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     key, so that it would take nothing from its section.
     """
     data = recipe.dump()
+    parsed = parse_overrides(overrides)
+    stated = {override.place for override in parsed}
     spread = [
         Override(place, override.value, override.flag)
-        for override in parse_overrides(overrides)
-        for place in [*in_sets(data, override.place), *_with_critic(data, override.place)]
+        for override in parsed
+        for place in [
+            *in_sets(data, override.place),
+            *(other for other in _of_others(recipe, override.place) if other not in stated),
+        ]
     ]
     return recipe_from_json(data, spread)
 
 
-def _with_critic(data: dict[str, Any], place: KeyPath) -> list[KeyPath]:
-    """The critic's place of a [learner] key that all roles share: a resolved critic states it, and
-    the two have to stay equal.
+def _of_others(recipe: Recipe, place: KeyPath) -> list[KeyPath]:
+    """The places of other roles of a [learner] or [model] key that they share: a resolved role
+    states it, and has to stay equal.
     """
-    shared = (*SHARED, "sharding", "offload")
-    is_shared = len(place) > 1 and place[0] == "learner" and place[1] in shared
-    return [("critic", *place)] if is_shared and data.get("critic") is not None else []
+    match place:
+        case ("learner", key) if key in (*SHARED, "sharding", "offload"):
+            return [("critic", *place)] if recipe.job == "rl" else []
+        case ("model", "dtype"):
+            others = [other for other in recipe.model_tables if other != ("model",)]
+        case ("model", "router_dtype" | "quantize"):
+            others = [other for other in recipe.model_tables if other == ("reference", "model")]
+        case _:
+            return []
+    key = str(place[1])
+    before = getattr(recipe.model, key)
+    return [(*other, key) for other in others if getattr(recipe.model_tables[other], key) == before]
 
 
 def require_runnable(recipe: Recipe) -> None:
