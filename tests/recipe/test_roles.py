@@ -56,6 +56,15 @@ train_batch_size = 16
 LORA = "\n[model.lora]\nrank = 8\n"
 
 REFUSED = {
+    "samples to learn from in a job that evaluates alone": (
+        SFT + "[rollout]\ndynamic_sampling = true\n",
+        'recipe.toml:13: rollout.dynamic_sampling: is of samples that have rewards (job = "rl"): '
+        "leave it out",
+    ),
+    "a replay in a job that evaluates alone": (
+        SFT + '[rollout]\nsource = "replay"\n',
+        'recipe.toml:13: rollout.source: "replay" is of job = "rl": leave it out',
+    ),
     "routers of a reference that is under the policy's adapter": (
         PPO + LORA + '\n[reference.model]\nrouter_dtype = "float32"\n',
         'recipe.toml:25: reference.model.router_dtype: "float32": the reference is the weights '

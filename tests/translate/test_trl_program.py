@@ -329,7 +329,7 @@ def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -
         ("x = [\n", "calls no trainer of TRL"),
         ("SFTTrainer(\n", "line 1 is not Python"),
         ("TPOTrainer('m', train_dataset=x)", "tpo: this trainer is not here"),
-        ("A2POTrainer('m')", "A2POTrainer: not a program that this translator knows"),
+        ("LaterTrainer('m')", "LaterTrainer: not a program that this translator knows"),
         ("SFTTrainer('m')\n" * 60, "calls more than 50 trainers"),
         ("x = 1\n" * 200_000, "more than 1048576 bytes"),
     ],

@@ -23,6 +23,11 @@ from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
+# Keys of [rollout] about samples that have rewards, and are learned from.
+OF_REWARDED = (
+    *("dynamic_sampling", "keep_above", "keep_below", "curriculum", "max_staleness"),
+    *("router_replay", "keep_sampling_mask"),
+)
 
 
 def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
@@ -189,6 +194,18 @@ def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             f"votes on answers, and {name!r} reads none: name a component that does with "
             f"eval.component, of type {', '.join(READ_ANSWERS)} or of your own",
         )
+
+
+def unrewarded(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Keys of [rollout] that nothing reads in SFT, whose samples are those of evaluations, or
+    answers that a teacher grades.
+    """
+    defaults = RolloutSettings()
+    for key in OF_REWARDED:
+        if getattr(recipe.rollout, key) != getattr(defaults, key):
+            yield ("rollout", key), 'is of samples that have rewards (job = "rl"): leave it out'
+    if recipe.rollout.source == "replay" and not recipe.own_answers:
+        yield ("rollout", "source"), '"replay" is of job = "rl": leave it out'
 
 
 def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -149,6 +149,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
         problems = [
             *checks.common(self, self.job),
             *answering.answering(self),
+            *answering.unrewarded(self),
             *answering.own_answers(self),
             *teacher_problems(self),
             *answering.hints(self, self.algorithm),
