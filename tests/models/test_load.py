@@ -128,10 +128,10 @@ NORM = "model.norm.weight"
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda weights: weights.pop(NORM), rf"1 weights are missing \({NORM}\)"),
+        (lambda weights: weights.pop(NORM), rf"1 weight missing \({NORM}\)"),
         (
             lambda weights: weights.update({NORM: torch.ones(16)}),
-            rf"1 weights are of another shape \({NORM}\)",
+            rf"1 weight of another shape \({NORM}\)",
         ),
     ],
     ids=["missing", "of another shape"],

@@ -42,7 +42,7 @@ def load_config(path: str) -> Any:
             code = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
             raise UsageError(
                 f"no model at {path}: model type {stated['model_type']} is not supported because "
-                f"transformers {transformers_version} does not have it{code}"
+                f"transformers {transformers_version} does not have it (a newer release may){code}"
             )
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from postgrad.core.errors import UsageError
+from postgrad.core.text import how_many
 from postgrad.models.files import CONFIG, require_readable
 
 # Dtypes of plain weights; others belong to quantised models, or to something else.
@@ -93,7 +94,7 @@ def require_whole(
     for fault, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
-                f"the model {path} is incomplete: {len(names)} weights are {fault} "
+                f"the model {path} is incomplete: {how_many(len(names), 'weight')} {fault} "
                 f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
-                "one model"
+                "one model: take both from the same directory or commit"
             )
