@@ -89,6 +89,5 @@ def test_what_a_model_has_is_planned(tiny: Any, make_recipe: MakeRecipe) -> None
     mixture = {**model, "router_aux_loss_coef": 0.1}
     assert planned(make_recipe("rl", model=mixture, rollout={"router_replay": "old"})).roles
     dense = {"init": None, "path": tiny("qwen3")}
-    assert planned(make_recipe("sft", model=dense, rollout={"router_replay": "old"})).roles
     dropout = {"lora": {**ADAPTER, "dropout": 0.1}, "quantize": "4bit"}
     assert planned(make_recipe("rl", model={**dense, **dropout})).roles
