@@ -559,6 +559,7 @@ def test_gates_and_routes_come_back_from_a_resolved_recipe(write: Write) -> None
 
 RANKS = ("--cluster.type", "ray", "--learner.ranks", "8", "--learner.sharding", "zero2")
 PPO = (*RANKS, "--algorithm.type", "ppo")
+LORA = ("--model.lora.rank", "8")
 
 
 def test_a_recipe_for_several_ranks_can_be_run(write: Write) -> None:
@@ -708,6 +709,27 @@ def test_a_resolved_recipe_takes_another_dtype_for_all_its_models(write: Write) 
     assert {model.dtype for model in after.model_tables.values()} <= {"bfloat16", "auto"}
     with pytest.raises(UsageError, match=r"critic\.model\.dtype: .*leave it out"):
         with_overrides(before, ["--model.dtype", "bfloat16", "--critic.model.dtype", "float32"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("--model.gradient_checkpointing", "true"), ("--model.gradient_checkpointing", "offload")),
+        (("--model.gradient_checkpointing", "true"), ("--model.gradient_checkpointing", "false")),
+        (("--model.lora.rank", "8"), ("--model.lora.rank", "4")),
+        ((), ("--model.lora.rank", "4", "--model.quantize", "4bit")),
+        (("--model.freeze", '["router"]'), ("--model.freeze", "[]")),
+        (("--model.router_dtype", "float32", *LORA), ("--model.router_dtype", "auto")),
+    ],
+)
+def test_what_trains_the_policy_of_a_resolved_recipe_can_be_changed_alone(
+    before: tuple[str, ...], after: tuple[str, ...], write: Write
+) -> None:
+    """A resolved reference states what it has taken over from the policy."""
+    changed = with_overrides(load_recipe(write(), before), after)
+    reference = changed.model_tables["reference", "model"]
+    assert reference == changed.model
+    assert changed.model == load_recipe(write(), (*before, *after)).model
 
 
 def test_a_critic_cannot_be_on_other_ranks_than_its_policy(write: Write) -> None:

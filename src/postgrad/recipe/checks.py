@@ -27,10 +27,12 @@ from postgrad.recipe.placement import placement_problems
 from postgrad.recipe.settings import ComparingSections, ReferenceSettings, Sections
 
 # Keys of [model] that nothing reads of a model that is not trained.
-_OF_TRAINING = (
+OF_TRAINING = (
     *("gradient_checkpointing", "lora", "freeze"),
     *("router_aux_loss_coef", "router_z_loss_coef"),
 )
+# Keys of [model] that say how weights are loaded which a reference may share with the policy.
+OF_LOADING = ("router_dtype", "quantize")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -236,7 +238,7 @@ def _unread_by_roles(recipe: Sections) -> Iterator[RecipeProblem]:
         if place in trained:
             continue
         unread = (default, policy) if place == ("reference", "model") else (default,)
-        for key in _OF_TRAINING:
+        for key in OF_TRAINING:
             if getattr(model, key) not in [getattr(settings, key) for settings in unread]:
                 yield (
                     (*place, key),
@@ -254,7 +256,7 @@ def _of_the_policy(recipe: Sections) -> Iterator[RecipeProblem]:
     loaded = policy.lora is None and recipe.trains_on_rollouts
     if loaded or recipe.cluster.home("reference") != POLICY:
         return
-    for key in ("router_dtype", "quantize"):
+    for key in OF_LOADING:
         if getattr(reference, key) != getattr(policy, key):
             yield (
                 ("reference", "model", key),

@@ -13,7 +13,7 @@ from postgrad.core.files import write_text
 from postgrad.core.text import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.arrangement import SHARED
-from postgrad.recipe.checks import as_json
+from postgrad.recipe.checks import OF_LOADING, OF_TRAINING, as_json
 from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, change, parse_overrides
@@ -85,18 +85,18 @@ def _of_others(recipe: Recipe, place: KeyPath) -> list[KeyPath]:
     """The places of other roles of a [learner] or [model] key that they share: a resolved role
     states it, and has to stay equal.
     """
-    match place:
-        case ("learner", key) if key in (*SHARED, "sharding", "offload"):
-            return [("critic", *place)] if recipe.job == "rl" else []
-        case ("model", "dtype"):
-            others = [other for other in recipe.model_tables if other != ("model",)]
-        case ("model", "router_dtype" | "quantize"):
-            others = [other for other in recipe.model_tables if other == ("reference", "model")]
-        case _:
-            return []
-    key = str(place[1])
+    section, key = place[0], str(place[1]) if len(place) > 1 else ""
+    if section == "learner" and key in (*SHARED, "sharding", "offload"):
+        return [("critic", *place)] if recipe.job == "rl" else []
+    if section != "model" or key not in ("dtype", *OF_TRAINING, *OF_LOADING):
+        return []
     before = getattr(recipe.model, key)
-    return [(*other, key) for other in others if getattr(recipe.model_tables[other], key) == before]
+    return [
+        (*role, *place[1:])
+        for role, model in recipe.model_tables.items()
+        if role != ("model",) and (key == "dtype" or role == ("reference", "model"))
+        if getattr(model, key) == before
+    ]
 
 
 def require_runnable(recipe: Recipe) -> None:
