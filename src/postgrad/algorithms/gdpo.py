@@ -20,13 +20,7 @@ class GDPO(GRPO):
     no part of the sum, nor of the component's mean.
     """
 
-    unread: ClassVar[tuple[str, ...]] = (
-        "length_penalty",
-        "reward_scaling",
-        "reward_clip",
-        "kl_in",
-        "kl_target",
-    )
+    unread: ClassVar[tuple[str, ...]] = ("length_penalty", "reward_scaling", "reward_clip", "kl_in")
 
     component_weights: Mapping[str, float] | None = None  # None: those of [[rewards]]
 

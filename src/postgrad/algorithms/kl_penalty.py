@@ -44,8 +44,10 @@ class KLPenalty(RolloutAlgorithm):
 
     @model_validator(mode="after")
     def _states_nothing_unread(self) -> Self:
-        """Before the checks below, which would advise what the algorithm does not read."""
-        for name in self.unread:
+        """Before the checks below, which would advise what the algorithm does not read. The target
+        is of a KL in the reward.
+        """
+        for name in (*self.unread, *(("kl_target",) if "kl_in" in self.unread else ())):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
         return self

@@ -16,7 +16,7 @@ class MaxRL(PolicyGradient):
     rare successes count most. A group whose mean is not above 0 has no gradient.
     """
 
-    unread: ClassVar[tuple[str, ...]] = ("length_penalty", "reward_scaling", "kl_in", "kl_target")
+    unread: ClassVar[tuple[str, ...]] = ("length_penalty", "reward_scaling", "kl_in")
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]

@@ -19,13 +19,7 @@ class PassAtK(PolicyGradient):
     keeps more than one way to answer.
     """
 
-    unread: ClassVar[tuple[str, ...]] = (
-        "length_penalty",
-        "reward_scaling",
-        "reward_clip",
-        "kl_in",
-        "kl_target",
-    )
+    unread: ClassVar[tuple[str, ...]] = ("length_penalty", "reward_scaling", "reward_clip", "kl_in")
 
     k: int = Field(4, ge=2)
     right_above: float = 0.5  # a sample is right if its reward is above this

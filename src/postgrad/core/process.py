@@ -132,10 +132,10 @@ def die_with_parent() -> None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
         return
-    threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 
-def _outlive_nobody(parent: int) -> None:
+def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

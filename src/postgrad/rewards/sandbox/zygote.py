@@ -172,10 +172,10 @@ def _watch(
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
         pause = max(remaining / at_once, 0.001) if clocks else 0.002
         if control.fileno() in readable([control.fileno(), *waiting], pause):
-            somebody = control.recv(1)
+            request = control.recv(1)  # to kill; empty: nobody is there any more
             for child in children:
                 child.kill()
-            if not somebody:
+            if not request:
                 os._exit(0)
     for clock in clocks:
         os.close(clock)
