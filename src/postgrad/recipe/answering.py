@@ -24,7 +24,7 @@ from postgrad.rollout.settings import TOTAL, RolloutSettings
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
 # Keys of [rollout] about samples that have rewards, and are learned from.
-OF_REWARDED = (
+_OF_REWARDED = (
     *("dynamic_sampling", "keep_above", "keep_below", "curriculum", "max_staleness"),
     *("router_replay", "keep_sampling_mask"),
 )
@@ -201,7 +201,7 @@ def unrewarded(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     answers that a teacher grades.
     """
     defaults = RolloutSettings()
-    for key in OF_REWARDED:
+    for key in _OF_REWARDED:
         if getattr(recipe.rollout, key) != getattr(defaults, key):
             yield ("rollout", key), 'is of samples that have rewards (job = "rl"): leave it out'
     if recipe.rollout.source == "replay" and not recipe.own_answers:
