@@ -4,6 +4,10 @@ import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from helpers.worker_forks import StartWorker
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -73,6 +77,21 @@ def _problems_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("postgrad.data.gym.KEPT", 64)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scoring_workers_are_forks() -> Iterator["StartWorker"]:
+    """Eight hundred of them: see helpers.worker_forks."""
+    from helpers.worker_forks import forked_workers
+
+    with forked_workers() as start_worker:
+        yield start_worker
+
+
+@pytest.fixture
+def own_workers(scoring_workers_are_forks: "StartWorker", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scoring worker is an interpreter of its own, as outside of tests."""
+    monkeypatch.setattr("postgrad.rewards.process.start_worker", scoring_workers_are_forks)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,7 @@ def test_a_reward_model_of_the_run_is_in_no_worker() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gsm8k", "math", "reasoning_gym"])
-def test_what_is_estimated_of_a_worker_is_what_it_holds(kind: str) -> None:
+def test_what_is_estimated_of_a_worker_is_what_it_holds(own_workers: None, kind: str) -> None:
     """Once it is ready: scoring adds some, which is among what was measured."""
     every, scoring = rewards({"type": kind}), ScoringSettings(workers=1)
     before = set(psutil.Process().children())

@@ -42,7 +42,7 @@ def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
 
 
 def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
-    make_scorer, make_prompt, make_rollouts
+    own_workers, make_scorer, make_prompt, make_rollouts
 ):
     others = set(descendants(os.getpid()))
     scorer = make_scorer(

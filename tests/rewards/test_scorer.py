@@ -204,7 +204,7 @@ def test_wrong_settings_of_our_own_verifiers_are_refused_before_any_worker(make_
         make_scorer(RewardSettings(type="gsm8k", flexibel=True))
 
 
-def test_a_worker_imports_neither_numpy_nor_torch(score):
+def test_a_worker_imports_neither_numpy_nor_torch(own_workers, score):
     assert score("is torch there").total.tolist() == [0.0]
 
 

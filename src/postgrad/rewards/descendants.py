@@ -16,6 +16,7 @@ from pathlib import Path
 from postgrad.core.process import kill_group
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _SECONDS = 1.0  # longest wait for killed processes to be gone
 
 
@@ -78,7 +79,7 @@ def end_with_descendants(process: subprocess.Popen[bytes], group: bool = False) 
     Returns its exit status, or minus the signal that ended it.
     """
     under = list(descendants(process.pid))
-    with _adopting():
+    with adopting():
         if process.returncode is None:  # not reaped: the number is still its own
             kill_group(process.pid) if group else process.kill()
         code = process.wait()
@@ -101,14 +102,16 @@ def _is_reaped(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _adopting() -> Iterator[None]:
+def adopting() -> Iterator[None]:
     """Inside, orphans among the descendants become children of this process (Linux only)."""
     if sys.platform != "linux":
         yield
         return
     prctl = ctypes.CDLL(None).prctl
+    before = ctypes.c_int()  # a program that adopts already, for reasons of its own, goes on
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

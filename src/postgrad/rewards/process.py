@@ -20,8 +20,14 @@ from postgrad.rewards.settings import RewardSettings
 
 TAIL = 2000  # bytes kept of what a worker prints
 _CHUNK = 1 << 18
-# Hash order must not differ between workers, and one thread each leaves the cores to the sampler.
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Hash order must not differ between workers, one thread each leaves the cores to the sampler, and
+# pydantic would look for plugins in every installed package: a quarter of a worker's start.
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYDANTIC_DISABLE_PLUGINS": "1",
+}
 # Variables for verifiers that may ask servers. No keys: a verifier names those that it needs.
 _NETWORK = """SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY
     ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
@@ -41,6 +47,19 @@ def environment(rewards: Sequence[RewardSettings], sandboxed: bool) -> dict[str,
     return inherited(names) | _ENVIRONMENT
 
 
+def start_worker(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process that waits for its hello (rewards/worker.py), its standard streams pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "postgrad.rewards.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C is for the controller; and its children die with it
+        bufsize=0,
+    )
+
+
 class WorkerProcess:
     """A worker and its open jobs. `jobs`: sent and not answered; the first is running.
 
@@ -49,15 +68,7 @@ class WorkerProcess:
     """
 
     def __init__(self, hello: bytes, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.rewards.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C is for the controller; and its children die with it
-            bufsize=0,
-        )
+        self._process = start_worker(environment)
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self.stdin, self.stdout, self.stderr = (pipe.fileno() for pipe in pipes if pipe)
         for descriptor in (self.stdin, self.stdout, self.stderr):
