@@ -22,6 +22,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 # Files of a tokenizer that are parsed here; tokenizer.json may be large, its library parses it.
 TOKENIZER_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+# Other files of a vocabulary than tokenizer.json, which it can be made of.
+_VOCABULARY = re.compile(r".+\.(model|tiktoken)|vocab\.(json|txt)|tekken\.json")
 SUFFIX = ".safetensors"
 FORMATS = {
     ".bin": "a pickle",
@@ -160,14 +162,20 @@ def _commit_of_base(name: str, revision: str | None) -> str:
 
 
 def require_tokenizer_files(folder: Path) -> None:
-    """Raises UsageError where a file of a directory's tokenizer is not a JSON object or not a
-    regular file.
+    """Raises UsageError where a directory has no vocabulary, of which transformers would make a
+    tokenizer of special tokens alone, and where a file of its tokenizer is not a JSON object or not
+    a regular file.
     """
     for name in TOKENIZER_FILES:
         if _is_there(folder / name):
             read_object(folder / name)
     if _is_there(folder / "tokenizer.json"):
         require_readable(folder / "tokenizer.json")
+    elif not any(map(_VOCABULARY.fullmatch, (file.name for file in _listed(folder)))):
+        raise UsageError(
+            f"no tokenizer at {folder}: it has no tokenizer.json; copy it there from the model "
+            "that this one began as, or name a directory with one"
+        )
 
 
 def has_tokenizer(folder: Path) -> bool:

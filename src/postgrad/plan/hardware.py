@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file
-from postgrad.core.process import default_threads
+from postgrad.core.process import default_threads, macos_value
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
 
@@ -158,7 +158,9 @@ def full_name(device: Device) -> str:
         line = re.search(r"^model name\s*:\s*(.+?)\s*$", CPU_INFO.read_text("utf-8"), re.MULTILINE)
     except OSError:
         line = None
-    return f"{device.name} {line[1] if line else platform.processor() or platform.machine()}"
+    chip = macos_value("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
+    chip = line[1] if line else chip or platform.processor() or platform.machine()
+    return f"{device.name} {chip}"
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device | None:
