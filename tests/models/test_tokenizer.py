@@ -24,8 +24,8 @@ def test_a_broken_or_missing_tokenizer_is_named(
         path.write_text(text, "utf-8")
     with pytest.raises(UsageError, match="no tokenizer at") as error:
         load_tokenizer(str(model))
-    told = f"{model}: it has no tokenizer.json; copy it there from the model that this one began"
-    assert (told in str(error.value)) == (text is None)
+    remedy = f"{model}: it has no tokenizer.json; copy it there from the model that this one began"
+    assert (remedy in str(error.value)) == (text is None)
 
 
 def test_a_config_alone_makes_no_tokenizer_of_special_tokens(tmp_path: Path) -> None:

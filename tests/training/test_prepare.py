@@ -129,8 +129,8 @@ def test_more_threads_than_cpus_are_told_and_kept_at_a_start_and_at_a_resume(
     assert all(event["event"] != "threads" for event in lines(events))
     monkeypatch.setattr(prepare, "usable_cpus", lambda: 1)
     train(recipe.model_copy(update={"steps": 2}), console)
-    (told,) = [event["message"] for event in lines(events) if event["event"] == "threads"]
-    assert told.startswith("learner.threads = 2, and this process may use 1 CPU: threads that wait")
-    assert "--learner.threads 1 is faster" in told
+    (text,) = [event["message"] for event in lines(events) if event["event"] == "threads"]
+    assert text.startswith("learner.threads = 2, and this process may use 1 CPU: threads that wait")
+    assert "--learner.threads 1 is faster" in text
     (resumed,) = [event for event in lines(events) if event["event"] == "resumed"]
     assert resumed["threads"] == 2

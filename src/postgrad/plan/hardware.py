@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -154,13 +155,11 @@ def full_name(device: Device) -> str:
     """The name that calibrations go by: of a CPU with the processor's model, since cores differ."""
     if device.name not in PER_CORE:
         return device.name
-    try:
-        line = re.search(r"^model name\s*:\s*(.+?)\s*$", CPU_INFO.read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        line = None
     chip = macos_value("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
-    chip = line[1] if line else chip or platform.processor() or platform.machine()
-    return f"{device.name} {chip}"
+    with suppress(OSError):
+        line = re.search(r"^model name\s*:\s*(.+?)\s*$", CPU_INFO.read_text("utf-8"), re.MULTILINE)
+        chip = line[1] if line else chip
+    return f"{device.name} {chip or platform.processor() or platform.machine()}"
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device | None:
