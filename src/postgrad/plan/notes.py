@@ -54,8 +54,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
-    yield from _threads_note(plan)
-    yield from _dtype_note(plan)
+    yield from (*_threads_note(plan), *_dtype_note(plan))
     yield from _start_note(plan)
     yield from _mask_note(plan)
     yield from _teacher_note(plan.recipe)
