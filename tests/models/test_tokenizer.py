@@ -61,6 +61,11 @@ def test_a_text_over_the_models_length_is_cut_into_tokens_without_a_warning(
     assert warnings == []
 
 
+def test_a_tilde_is_no_folder_of_a_model() -> None:
+    with pytest.raises(UsageError, match="no such directory; ~ is no folder here: write the whole"):
+        load_tokenizer("~/models/qwen")
+
+
 def test_a_file_in_place_of_a_models_directory_is_told_as_one(fresh: Callable[[str], Path]) -> None:
     path = fresh("qwen3") / "model.safetensors"
     with pytest.raises(UsageError, match=r"safetensors: it is a file: name its directory"):

@@ -73,11 +73,14 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Adds `path` to the error of a full disk, in which a write names no file."""
+    """Adds `path` to the error of a full disk, in which a write names no file, and names it in
+    place of the temporary file, of which nobody knows.
+    """
     try:
         yield
     except OSError as error:
-        if is_full(error) and error.filename is None:
+        unnamed = is_full(error) and error.filename is None
+        if unnamed or str(error.filename) == str(beside(path)):
             error.filename = str(path)
         raise
 

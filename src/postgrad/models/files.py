@@ -5,6 +5,7 @@ names, and would unpickle a file called .bin: so the index, its files and every 
 checked first. Free of torch and transformers, so that plans use it too.
 """
 
+import codecs
 import re
 import stat
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION, at_revision, commit_of, split_revision
-from postgrad.core.untrusted import path_problem, read_json, reason
+from postgrad.core.untrusted import other_content, parse_json, path_problem, read_bytes, reason
 from postgrad.models.settings import looks_local
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -47,7 +48,10 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     require_readable(file)
     try:
-        value = read_json(file)
+        content = read_bytes(file)
+        if content.startswith(codecs.BOM_UTF8):
+            raise ValueError("it begins with a byte order mark, which transformers does not read")
+        value = parse_json(content)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; fix it") from error
     if not isinstance(value, dict):
@@ -67,14 +71,15 @@ def require_readable(file: Path) -> None:
     if not regular:
         raise UsageError(f"{file} is not a regular file: put the file itself there")
     try:
-        with file.open("rb") as content:
-            content.read(1)
+        content = other_content(file)
     except PermissionError as error:
         raise UsageError(
             f"{file} cannot be read: {reason(error)}; give this user the right to read it (chmod)"
         ) from error
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {reason(error)}; check the disk") from error
+    if content:
+        raise UsageError(f"{file} cannot be read: {content}")
 
 
 def is_adapter(path: str | Path) -> bool:
