@@ -135,6 +135,16 @@ def test_a_damaged_newest_one_is_named_and_passed_over(
     assert [info.complete for info in store.infos()] == [True, False]
 
 
+def test_where_none_is_intact_people_hear_what_to_do(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    for step in (1, 2):
+        (store.save(make_state(step), make_tensors(step)) / "state.json").unlink()
+    message = r"step 2 is damaged .*step 1 is damaged .*; put their files back from a copy of the"
+    with pytest.raises(RunError, match=message):
+        store.load()
+
+
 def measured(tmp_path: Path, **settings: Any) -> CheckpointStore:
     options = {"best_metric": "eval/accuracy", **settings}
     return CheckpointStore(tmp_path / "measured", CheckpointSettings(**options))

@@ -486,4 +486,7 @@ def test_a_model_that_is_not_there_is_told_with_its_own_key(files: Files) -> Non
 
 def test_a_value_that_is_no_text_is_named(files: Files) -> None:
     message = files.refused("train", files.recipe, "--data.path", "caf\udce9.jsonl")
-    assert "'caf\\udce9.jsonl' is no text in utf-8" in message
+    assert (
+        "'caf\\udce9.jsonl' is no text in utf-8, the locale's encoding: set LC_ALL=C.UTF-8"
+        in message
+    )

@@ -123,6 +123,18 @@ def test_a_link_is_replaced_and_what_it_led_to_is_left(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_text("utf-8") == "new"
 
 
+def test_the_error_of_a_write_names_the_file_that_people_know(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+
+    def refuse() -> None:
+        with files.whole_file(path) as written:
+            raise OSError(errno.EROFS, "Read-only file system", str(written))
+
+    with pytest.raises(OSError, match="Read-only") as caught:
+        refuse()
+    assert caught.value.filename == str(path)
+
+
 def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "model"
 

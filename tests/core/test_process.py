@@ -7,8 +7,10 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from postgrad.core import process
@@ -85,7 +87,34 @@ def test_without_linux_a_thread_kills_the_process_once_its_parent_is_another(
     assert killed.wait(10.0)
 
 
-def test_cores_of_apple_silicon_are_its_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limits", "cpus"),
+    [
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "9900000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({}, 8),
+    ],
+)
+def test_a_container_can_use_as_many_cpus_as_it_has_time_for(
+    limits: dict[str, str], cpus: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 64)
+    (tmp_path / "cpu").mkdir()
+    for name, text in limits.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    assert process.usable_cpus() == cpus
+    assert process.usable_cores() == cpus
+
+
+def test_cores_of_apple_silicon_are_its_performance_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(process, "macos_value", lambda name: (6).to_bytes(4, sys.byteorder))
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 10)

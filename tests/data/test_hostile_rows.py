@@ -1,5 +1,7 @@
 """Files of rows that are damaged or made to be misread: one message, with the file and the row."""
 
+import gzip
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -116,6 +118,40 @@ def test_a_file_that_is_refused_says_where_and_why(name: str, why: str, tmp_path
     with pytest.raises(UsageError) as refused:
         list(read_file(path))
     assert why in str(refused.value)
+
+
+CUT = gzip.compress(hostile.GOOD)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "why"),
+    [
+        (".jsonl", CUT, "it is gzip: unpack it, or let the name of JSON lines end in .jsonl.gz"),
+        (".json", b"PAR1rows", "it is Parquet: let its name end in .parquet"),
+        (".csv", "a,b\n1,2\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+        (".jsonl.gz", b"PK\3\4rows", "it is a zip archive: unpack it"),
+        (".parquet", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull fetches it"),
+        (".parquet", b"PAR1 and no end", "fetch it again, or write it anew"),
+        (".jsonl", b"<!DOCTYPE html><html>", "it is a web page, such as one that asks for a login"),
+    ],
+)
+def test_a_file_of_another_kind_than_its_name_says_is_told_as_what_it_is(
+    suffix: str, content: bytes, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(why)) as refused:
+        list(read_file(path))
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_a_column_of_bytes_that_is_asked_for_is_told_as_left_out(
+    tmp_path: Path, bytewise: Any
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"question": pa.array([b"one?"]), "answer": pa.array(["1"])}), path)
+    with pytest.raises(UsageError, match="its columns: answer; columns of bytes are not read"):
+        load_prompts(DataSettings(path=str(path)), bytewise, max_prompt_tokens=50)
 
 
 def test_a_line_longer_than_any_row_ends_the_reading(

@@ -26,6 +26,14 @@ def lists(size: int, seed: int) -> Iterator[Any]:
     yield ["?"]
 
 
+def stops(size: int, seed: int) -> Iterator[Any]:
+    yield {"question": "?", "answer": "1"}
+    raise KeyError("level")
+
+
+def nothing(size: int, seed: int) -> None: ...
+
+
 def settings(function: str, **more: Any) -> DataSettings:
     return DataSettings(path=f"{__name__}:{function}", **more)
 
@@ -50,6 +58,8 @@ def test_its_other_columns_are_the_prompts_metadata(tokenizer: Any) -> None:
         ("sums", {"least": 1}, r"cannot be called with \(size, seed, least=\)"),
         ("odd", {}, "row 0: not JSON"),
         ("lists", {}, "row 0: a row is a JSON object, this is list"),
+        ("stops", {}, "stops row 1: the function raised KeyError: 'level'"),
+        ("nothing", {}, "nothing row 0: the function raised TypeError: 'NoneType'"),
     ],
 )
 def test_what_is_wrong_with_a_function_or_its_rows_is_told(

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from postgrad.core.array_files import open_arrays, write_arrays
 from postgrad.core.errors import DiskFull, RunError
 from postgrad.data import packed as packing
+from postgrad.data.account import Bookkeeper
 from postgrad.data.packed import PackedJson, StoredBytes, StoredColumn
 from postgrad.data.rows import PackedRows, Row
+from postgrad.data.settings import DataSettings
 
 VALUES = st.recursive(
     st.none()
@@ -90,11 +93,30 @@ def test_a_cache_folder_that_takes_no_file_sends_rows_to_the_folder_for_temporar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "IN_MEMORY", 8)
+    monkeypatch.setattr(packing, "_elsewhere", {})
     (tmp_path / "file").write_text("", "utf-8")
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "file" / "cache"))
     stored = StoredBytes()
     stored.add(b"123456789")
     assert stored.read(0, 9) == b"123456789"
+    StoredBytes().add(b"123456789")
+    (note,) = packing.notes_of_place()
+    assert note.startswith(f"the rows' files are in {tempfile.gettempdir()}, which may be a part")
+    assert f"{tmp_path / 'file' / 'cache'}" in note
+    assert packing.notes_of_place() == []  # once is enough
+
+
+def test_rows_in_the_folder_for_temporary_files_are_told_with_their_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "IN_MEMORY", 8)
+    monkeypatch.setattr(packing, "_elsewhere", {})
+    monkeypatch.setattr(packing, "cache_folder", lambda content: None)
+    book = Bookkeeper("rows.jsonl", read=1)
+    book.add("kept", Row(0, "rows.jsonl:1", {}))
+    StoredBytes().add(b"123456789")
+    (note,) = book.close(DataSettings(path="rows.jsonl"), "4 tokens").notes
+    assert "there is no home folder; POSTGRAD_CACHE names another" in note
 
 
 def test_a_full_disk_is_one_message_with_the_way_out(

@@ -2,17 +2,19 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers.runs import assert_same_run, lines, train_until_killed
 from helpers.tiny_runs import SFT
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.evaluation.losses import LossEvaluator, read_set
@@ -53,6 +55,18 @@ def in_float64(path: str, recipe: Any, place: int = 0) -> tuple[float, int]:
         total -= float(each[row.loss_mask[1:]].sum())
         tokens += int(row.loss_mask.sum())
     return total / tokens, tokens
+
+
+def test_a_model_without_a_finite_logprob_is_an_error_of_the_command(
+    make_recipe: Any, console: Console, models: Any, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(Path(models(0)), tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"] *= math.nan
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
+    recipe = of_loss(make_recipe, model={"path": models(0), "init": None}, eval={"size": 4})
+    with pytest.raises(RunError, match=r"damaged gives no finite logprobs on any of 4 rows: its"):
+        evaluate(recipe, str(damaged), console)
 
 
 @pytest.mark.slow

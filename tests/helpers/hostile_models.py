@@ -50,6 +50,13 @@ def write(name: str, text: str | bytes) -> Change:
     return change
 
 
+def marked(name: str) -> Change:
+    """Saved by an editor that marks UTF-8."""
+    return lambda folder: (folder / name).write_bytes(
+        b"\xef\xbb\xbf" + (folder / name).read_bytes()
+    )
+
+
 def indexed(shard: str, name: str = "model.norm.weight") -> Change:
     """An index in place of the weights; the file that it names is a pickle where it can be."""
 
@@ -112,8 +119,12 @@ def adapter_beside(folder: Path) -> None:
 FIRST = "model.norm.weight"
 ROPE = {"rope_type": "wrong", "rope_theta": 10_000.0}
 HUGE = struct.pack("<Q", 2**62)
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 123456\n"
 CORE: Mapping[str, tuple[Change, str]] = {
     # what is wrong: (change, what the message says)
+    "weights that Git LFS keeps": (write(WEIGHTS, POINTER), "git lfs pull fetches it"),
+    "a tokenizer that Git LFS keeps": (write(TOKENIZER, POINTER), "git lfs pull fetches it"),
+    "a config with a byte order mark": (marked(CONFIG), "a byte order mark, which transformers"),
     "a width below 1": (edit(CONFIG, hidden_size=-1), "hidden_size is -1"),
     "a width of 10^9": (edit(CONFIG, hidden_size=10**9), "hidden_size is 1000000000"),
     "a width of 10^6": (edit(CONFIG, intermediate_size=10**6), "files hold"),

@@ -22,7 +22,7 @@ def test_it_follows_the_weights_by_its_decay() -> None:
 def test_another_models_average_is_refused() -> None:
     average = MovingAverage({"a": torch.zeros(2)}, 0.5)
     for wrong in ({"b": torch.zeros(2)}, {"a": torch.zeros(3)}, {}):
-        with pytest.raises(RunError, match="moving average is of another model"):
+        with pytest.raises(RunError, match="average is of another model; go on with the model"):
             average.load(wrong)
 
 

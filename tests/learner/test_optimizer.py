@@ -217,7 +217,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(make_learner):
     learner = make_learner()
     weights = dict(learner.weights())
     weights["model.extra.weight"] = weights.pop("model.norm.weight")
-    with pytest.raises(RunError, match=r"missing \['model.norm.weight'\].*model.extra.weight"):
+    with pytest.raises(
+        RunError, match=r"missing \['model.norm.weight'\].*model.extra.weight.*; go"
+    ):
         learner.optimizer.load(weights, learner.optimizer.state())
 
 
@@ -247,7 +249,7 @@ def test_a_state_without_a_number_of_updates_is_refused(make_learner, state):
 def test_weights_and_moments_of_another_shape_are_refused(make_learner, experience):
     learner = make_learner()
     weights = {**learner.weights(), "model.norm.weight": torch.ones(5)}
-    with pytest.raises(RunError, match=r"'model.norm.weight'.*weights.*\(5,\).*\(32,\)"):
+    with pytest.raises(RunError, match=r"'model.norm.weight'.*weights.*\(5,\).*\(32,\); go on"):
         learner.optimizer.load(weights, learner.optimizer.state())
     learner.update(Update(experience, ALL), GRPO()).result()
     state = {**learner.optimizer.state(), "model.norm.weight.exp_avg": torch.ones(1)}

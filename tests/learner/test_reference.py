@@ -106,5 +106,5 @@ def test_a_reference_of_another_model_is_refused(settings: tuple[int, float]) ->
     reference = MovingReference(
         backbone(0.0), 1.0, refresh_steps=settings[0], ema_decay=settings[1], policy=weights(0.0)
     )
-    with pytest.raises(RunError, match="of another model"):
+    with pytest.raises(RunError, match="of another model; go on with the model"):
         reference.load(lambda stem: {"weight": torch.zeros(3, 3)})

@@ -67,13 +67,13 @@ def test_the_start_is_the_part_of_the_largest_singular_values(init: str) -> None
     torch.manual_seed(0)
     u, v = (torch.linalg.qr(torch.randn(n, 6, dtype=torch.float64))[0] for n in (20, 9))
     values = torch.tensor([9.0, 6.0, 4.0, 1.0, 0.5, 0.2], dtype=torch.float64)
-    a, b = principal_factors((u * values) @ v.T, 3, 1.5, init, 0, "layer")
+    a, b = principal_factors((u * values) @ v.T, 3, 1.5, init, 0, "layer", "model.lora")
     part = (u[:, :3] * values[:3]) @ v[:, :3].T
     torch.testing.assert_close(1.5 * (b @ a).double(), part, rtol=1e-5, atol=1e-5)
     # each factor has the root of the values
     torch.testing.assert_close(b.norm(dim=0), a.norm(dim=1))
     torch.testing.assert_close(a.norm(dim=1).double() ** 2, values[:3] / 1.5, rtol=1e-5, atol=0.0)
-    again = principal_factors((u * values) @ v.T, 3, 1.5, init, 0, "layer")
+    again = principal_factors((u * values) @ v.T, 3, 1.5, init, 0, "layer", "model.lora")
     assert torch.equal(a, again[0])
     assert torch.equal(b, again[1])
 
@@ -207,10 +207,14 @@ def test_settings_that_cannot_be_are_refused(values: dict[str, Any], message: st
         LoraSettings(**values)
 
 
-def test_a_rank_above_the_sides_of_a_matrix_is_refused(model: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("role", "table"), [("policy", "model"), ("critic", "critic.model")])
+def test_a_rank_above_the_sides_of_a_matrix_is_refused(
+    role: str, table: str, model: Callable[..., Any]
+) -> None:
     settings = LoraSettings(rank=40, init="pissa")
-    with pytest.raises(UsageError, match=r'init = "pissa": model.layers.0.* has no 40 singular'):
-        add_adapter(model(), settings, seed=0)
+    message = rf'^{table}\.lora\.init = "pissa": model.layers.0.* has no 40 singular'
+    with pytest.raises(UsageError, match=message):
+        add_adapter(model(), settings, seed=0, name=role)
 
 
 def test_progress_is_told_for_each_matrix(model: Callable[..., Any]) -> None:

@@ -22,8 +22,19 @@ def test_a_broken_or_missing_tokenizer_is_named(
         path.unlink()
     else:
         path.write_text(text, "utf-8")
-    with pytest.raises(UsageError, match="no tokenizer at"):
+    with pytest.raises(UsageError, match="no tokenizer at") as error:
         load_tokenizer(str(model))
+    remedy = f"{model}: it has no tokenizer.json; copy it there from the model that this one began"
+    assert (remedy in str(error.value)) == (text is None)
+
+
+def test_a_config_alone_makes_no_tokenizer_of_special_tokens(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}', "utf-8")
+    with pytest.raises(UsageError, match=r"it has no tokenizer\.json; copy it there"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.model").write_bytes(b"no SentencePiece model")
+    with pytest.raises(UsageError, match=r"or a hub id$"):  # its library says why
+        load_tokenizer(str(tmp_path))
 
 
 def test_a_tokenizer_without_an_end_is_refused(
@@ -48,6 +59,11 @@ def test_a_text_over_the_models_length_is_cut_into_tokens_without_a_warning(
     monkeypatch.setattr(library, "warning", warnings.append)
     assert len(tokenizer("abc " * 9)["input_ids"]) > 4
     assert warnings == []
+
+
+def test_a_tilde_is_no_folder_of_a_model() -> None:
+    with pytest.raises(UsageError, match="no such directory; ~ is no folder here: write the whole"):
+        load_tokenizer("~/models/qwen")
 
 
 def test_a_file_in_place_of_a_models_directory_is_told_as_one(fresh: Callable[[str], Path]) -> None:

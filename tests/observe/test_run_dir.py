@@ -55,6 +55,17 @@ def test_logs_of_every_engine_of_a_run_go_with_it(tmp_path: Path) -> None:
     }
 
 
+def test_what_the_finder_of_macos_writes_is_no_file_of_anybodys(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    RunDirectory.create(tmp_path, RECIPE, overwrite=False)
+    assert {path.name for path in tmp_path.iterdir()} == {".DS_Store", "recipe.json"}
+    (tmp_path / "other").mkdir()
+    for name in (".DS_Store", ".DS_Store.tex"):
+        (tmp_path / "other" / name).write_text("years", "utf-8")
+    with pytest.raises(UsageError, match=r"holds other files \(\.DS_Store\.tex\)"):
+        RunDirectory.create(tmp_path / "other", RECIPE, overwrite=False)
+
+
 def test_a_folder_of_other_files_is_refused_even_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years", "utf-8")
     (tmp_path / "model").mkdir()

@@ -8,6 +8,7 @@ import pytest
 from plan.test_cases import planned
 from plan.test_engines import IDEAL, device
 from postgrad.models.known_shapes import any_shape, shape_of_model
+from postgrad.plan import notes as notes_of_plans
 from postgrad.plan.hardware import Hardware, parse_hardware
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
@@ -198,6 +199,18 @@ def test_a_plan_says_how_the_tokens_of_another_tokenizer_are_counted() -> None:
         plan = planned(taught("rl", "--teacher.align", align), "8xH200")
         notes = " ".join(plan_notes(plan, ()))
         assert (counted in notes) == (align == "text")
+
+
+def test_a_plan_with_more_threads_than_cpus_says_whose_times_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notes_of_plans, "usable_cpus", lambda: 2)
+    plans = {
+        (threads, hardware): planned(taught("rl", "--learner.threads", threads), hardware)
+        for threads, hardware in (("3", "cpu"), ("2", "cpu"), ("3", "8xH200"))
+    }
+    notes = {place: " ".join(plan_notes(plan, ())) for place, plan in plans.items()}
+    assert [place for place, text in notes.items() if "use 2 CPUs" in text] == [("3", "cpu")]
 
 
 def test_a_teacher_that_grades_has_its_own_cards_and_its_forward_pass_is_a_score() -> None:

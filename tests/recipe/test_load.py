@@ -335,6 +335,25 @@ def test_what_is_no_toml_and_what_is_not_there_is_told(write: Write, tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("steps = 10", "steps = 10\nsteps = 11"),
+            "the key is there twice: remove one (at line 4,",
+        ),
+        (("steps = 10", "steps = \u201c10\u201d"), ": 'steps = \u201c10\u201d'"),
+        (("steps = 10", "steps: 10"), ": 'steps: 10'"),
+    ],
+)
+def test_a_line_that_is_no_toml_is_shown(
+    write: Write, change: tuple[str, str], message: str
+) -> None:
+    (line,) = refused(write(change))
+    assert message in line
+    assert line.endswith(change[1].split("\n")[-1] + "'")
+
+
 def test_lines_are_right_in_lists_and_texts_over_several_lines(write: Write) -> None:
     path = write(
         ('[[rewards]]\ntype = "gsm8k"', '[[rewards]]\ntype = "gsm8k"\n\n[[rewards]]\nweight = "1"'),

@@ -155,6 +155,14 @@ def test_white_space_alone_is_no_path(key: str, write: Write) -> None:
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize("key", ["run_dir", "checkpoint.ckpt_path"])
+def test_a_tilde_is_no_folder_where_a_run_is_written(key: str, write: Write) -> None:
+    """It would make one of that name, whose removal is dangerous to type."""
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write(), [f"--{key}", "~/runs/x"])
+    assert str(refused.value).endswith("~ is no folder here: write the whole path")
+
+
 def test_a_table_that_a_recipe_leaves_out_can_be_given_key_by_key() -> None:
     """A recipe that was loaded has null in its place."""
     before = parse_recipe({**RL, "cluster": {"type": "ray"}})

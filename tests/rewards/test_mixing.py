@@ -73,6 +73,7 @@ def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(m
         tally.require_scored(0.33)
     assert "1 of 3 scored samples (b: error x1)" in str(error.value)
     assert "sample 1 of ticket 4 (row 14 of set): b: error: ValueError: no" in str(error.value)
+    assert "= 0.33: correct what failed, or allow more there (1: any number)" in str(error.value)
 
 
 def test_a_step_without_samples_has_not_failed():

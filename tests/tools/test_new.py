@@ -56,6 +56,13 @@ def test_answers_of_rl_are_longer_and_watched_with_a_model_of_your_own() -> None
     assert actions == ["off", "warn"]
 
 
+def test_a_folder_that_the_finder_of_macos_has_shown_is_still_a_new_one() -> None:
+    Path("mine").mkdir()
+    Path("mine/.DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    assert load_recipe(new(Path("mine"), "sft")).job == "sft"
+    assert Path("mine/.DS_Store").exists()
+
+
 def test_no_file_is_written_over(tmp_path: Path) -> None:
     Path("mine").mkdir()
     Path("mine/notes").write_text("precious")

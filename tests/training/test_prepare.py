@@ -16,6 +16,7 @@ from postgrad.fleet import members
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.observe.console import Console
+from postgrad.training import prepare
 from postgrad.training.prepare import repeated_rows
 from postgrad.training.start import train
 
@@ -115,3 +116,21 @@ def test_a_step_that_draws_rows_more_than_once_is_told(
 ) -> None:
     text = repeated_rows(make_recipe(job, batch=batch).geometry(40), 40)
     assert text is None if expected_text is None else expected_text in str(text)
+
+
+def test_more_threads_than_cpus_are_told_and_kept_at_a_start_and_at_a_resume(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller machine goes on to the same bits, slowly."""
+    monkeypatch.setattr(prepare, "usable_cpus", lambda: 4)
+    recipe = make_recipe("sft", learner={"threads": 2})
+    train(recipe.model_copy(update={"steps": 1}), console)
+    events = Path(recipe.run_dir) / "events.jsonl"
+    assert all(event["event"] != "threads" for event in lines(events))
+    monkeypatch.setattr(prepare, "usable_cpus", lambda: 1)
+    train(recipe.model_copy(update={"steps": 2}), console)
+    (text,) = [event["message"] for event in lines(events) if event["event"] == "threads"]
+    assert text.startswith("learner.threads = 2, and this process may use 1 CPU: threads that wait")
+    assert "--learner.threads 1 is faster" in text
+    (resumed,) = [event for event in lines(events) if event["event"] == "resumed"]
+    assert resumed["threads"] == 2

@@ -31,6 +31,7 @@ from postgrad.core.files import existing, is_full, write_text
 from postgrad.core.text import size_text
 from postgrad.core.untrusted import read_json
 
+_NONE_INTACT = "put their files back from a copy of the run, or start it over with --overwrite true"
 LATEST, BEST = "latest", "best"
 MOST_STATE_BYTES = 2**30  # a curriculum remembers some 50 bytes a row
 SPARE_BYTES = 2**20  # for state, manifest and the folder itself
@@ -156,7 +157,8 @@ class CheckpointStore:
             newest, skipped = self._newest()
             if newest is None:
                 reasons = "; ".join(skipped) or "no checkpoint was saved"
-                raise RunError(f"{self.root} has no checkpoint to read: {reasons}")
+                remedy = f"; {_NONE_INTACT}" if skipped else ""
+                raise RunError(f"{self.root} has no checkpoint to read: {reasons}{remedy}")
             return newest
         paths = files.steps_in(self.root)
         if which == BEST:

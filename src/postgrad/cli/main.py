@@ -180,7 +180,9 @@ def _require_paths(args: argparse.Namespace, rest: Sequence[str]) -> None:
     for word in rest:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             encoding = sys.getfilesystemencoding()
-            raise UsageError(f"{shown(word)} is no text in {encoding}, the locale's encoding")
+            raise UsageError(
+                f"{shown(word)} is no text in {encoding}, the locale's encoding: set LC_ALL=C.UTF-8"
+            )
 
 
 def _in_own_code(frames: Sequence[traceback.FrameSummary]) -> str | None:

@@ -5,6 +5,12 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import cast
 
+# What to do where a checkpoint is not of the model that is here.
+AS_IT_BEGAN = (
+    "go on with the model, adapter and optimizer that the run began with (recipe.json in its "
+    "run_dir names them), or put its own files back"
+)
+
 
 class PostgradError(Exception):
     """Base of all errors whose message is for people; the command line prints the message alone."""

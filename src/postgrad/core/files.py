@@ -22,11 +22,17 @@ from postgrad._version import __version__
 from postgrad.core.untrusted import open_file
 
 COPIED_BYTES = 2**20  # at once
+OF_THE_SYSTEM = {".DS_Store"}  # macOS's Finder writes it into each folder that it shows
 
 
 def is_file(path: Path) -> bool:
     """Whether a file is there. A name that is too long for the disk is of none, and no OSError."""
     return os.path.isfile(path)  # noqa: PTH113  # Path.is_file raises
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of what people and programs put into a folder; without what the system writes."""
+    return {path.name for path in folder.iterdir()} - OF_THE_SYSTEM
 
 
 def beside(path: Path) -> Path:
@@ -67,11 +73,14 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Adds `path` to the error of a full disk, in which a write names no file."""
+    """Adds `path` to the error of a full disk, in which a write names no file, and names it in
+    place of the temporary file, of which nobody knows.
+    """
     try:
         yield
     except OSError as error:
-        if is_full(error) and error.filename is None:
+        unnamed = is_full(error) and error.filename is None
+        if unnamed or str(error.filename) == str(beside(path)):
             error.filename = str(path)
         raise
 

@@ -9,6 +9,7 @@ later. The loop calls `.result()` where it needs the value.
 
 import ctypes
 import gc
+import math
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -32,6 +34,8 @@ _LIBRARIES = """
     PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
 """
 LIBRARIES = frozenset(_LIBRARIES.split())
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 PARENT_SECONDS = 1.0  # between two looks at whether the parent lives, where no kernel tells its end
 
@@ -194,10 +198,26 @@ def usable_cores() -> int:
     """
     import psutil  # 25 ms to import, an eighth of the start of a scoring worker
 
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     physical = psutil.cpu_count(logical=False) or 1
     performance = int.from_bytes(macos_value("hw.perflevel0.physicalcpu"), sys.byteorder)
-    return max(1, min(allowed or 1, performance or physical))
+    return max(1, min(usable_cpus(), performance or physical))
+
+
+def usable_cpus() -> int:
+    """Logical CPUs that this process can keep busy: those that it may use, and no more than its
+    container has CPU time for, a part of one counted as one.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    v1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    for names in (("cpu.max",), v1):  # control groups, version 2 and 1
+        try:
+            words = " ".join((CONTROL_GROUP / name).read_text("ascii") for name in names).split()
+            quota, period = map(int, words)
+        except (OSError, ValueError):
+            continue  # no container, or "max"
+        if quota > 0 < period:
+            return max(1, min(allowed or 1, math.ceil(quota / period)))
+    return allowed or 1
 
 
 def macos_value(name: str) -> bytes:

@@ -30,6 +30,22 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+CONTENTS = {  # what files often are in place of what their names say, by their first bytes
+    b"version https://git-lfs": "a pointer of Git LFS and not the file: git lfs pull fetches it",
+    GZIP: "gzip: unpack it, or let the name of JSON lines end in .jsonl.gz",
+    PARQUET: "Parquet: let its name end in .parquet",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\x28\xb5\x2f\xfd": "zstd: unpack it",
+    b"BZh": "bzip2: unpack it",
+    b"\xfd7zXZ": "xz: unpack it",
+    b"\xff\xfe": "UTF-16: save it as UTF-8",
+    b"\xfe\xff": "UTF-16: save it as UTF-8",
+    **dict.fromkeys(
+        (b"<!DOCTYPE html", b"<!doctype html", b"<html"),
+        "a web page, such as one that asks for a login: fetch the file itself",
+    ),
+}
 
 
 class NotAFile(OSError):
@@ -67,6 +83,21 @@ def read_bytes(path: Path, most: int = MOST_BYTES, *, pipes: bool = False) -> by
     if len(content) > most:
         raise NotAFile(f"{path} has more than {most} bytes, which no file of its kind has")
     return content
+
+
+def other_content(path: Path, expected: bytes = b"") -> str:
+    """What a file is by its first bytes, and what to do: "it is gzip: ...". "" where they are of
+    no kind of CONTENTS, or are `expected`, as is right for the file's name. Regular files alone are
+    read.
+    """
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        start = file.read(32)
+    kinds = [
+        text for first, text in CONTENTS.items() if first != expected and start.startswith(first)
+    ]
+    return f"it is {kinds[0]}" if kinds else ""
 
 
 def read_json(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import how_many
+from postgrad.data.packed import notes_of_place
 from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings
 
@@ -145,7 +146,8 @@ class Bookkeeper:
         """
         rows = self.read
         fates: dict[Fate, int] = {fate: n for fate in MEANING if (n := self.counts[fate])}
-        account = RowAccount(self.name, rows, fates, dict(self.examples), tuple(self.notes))
+        notes = (*self.notes, *notes_of_place())
+        account = RowAccount(self.name, rows, fates, dict(self.examples), notes)
         lost = sum(self.counts[fate] for fate in LOST)
         usable = account.kept + lost
         if not account.kept:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import GZIP, PARQUET, other_content
 from postgrad.data.json_text import parsed_json
 
 RowValues = Mapping[str, Any]  # column -> JSON value
@@ -38,6 +39,7 @@ def read_file(path: Path, *, images: str = "") -> Iterator[tuple[str, RowValues]
 
     Raises UsageError that names the place of what cannot be read.
     """
+    _require_kind(path)
     if path.name.endswith(".parquet"):
         return _columns(path, "a Parquet file", _parquet_batches(path, images))
     if path.name.endswith(".arrow"):
@@ -52,6 +54,18 @@ def read_file(path: Path, *, images: str = "") -> Iterator[tuple[str, RowValues]
         f"{path}: not a data file; known: {', '.join(SUFFIXES)}. Anything else is read by a "
         'function of yours that yields rows: data.path = "my_module:my_rows"'
     )
+
+
+def _require_kind(path: Path) -> None:
+    """Raises UsageError where a data file's first bytes are of another kind than its name."""
+    if not path.name.endswith(SUFFIXES):
+        return
+    try:
+        content = other_content(path, {".gz": GZIP, ".parquet": PARQUET}.get(path.suffix, b""))
+    except OSError:  # whoever reads the rows says why
+        return
+    if content:
+        raise UsageError(f"{path}: {content}")
 
 
 def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
@@ -261,7 +275,9 @@ def _columns(path: Path, kind: str, batches: Iterator[Any]) -> Iterator[tuple[st
     except UsageError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: not {kind} that can be read: {error}") from error
+        raise UsageError(
+            f"{path}: not {kind} that can be read: {error}; fetch it again, or write it anew"
+        ) from error
     except Exception as error:  # dates or text that Python cannot hold raise errors of any type
         raise UsageError(
             f"{path}: rows from {row} on hold a value that cannot be read: {error!r}; leave the "

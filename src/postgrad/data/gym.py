@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import PostgradError, UsageError, described
 from postgrad.core.files import computed_once, version
 from postgrad.core.process import inherited
 from postgrad.core.seeds import integer
@@ -165,7 +165,7 @@ def read_function(
             f"data.task: {path} cannot be called with (size, seed"
             f"{''.join(f', {key}=' for key in task)}): {error}"
         ) from error
-    for number, row in enumerate(function(size, seed, **task)):
+    for number, row in enumerate(_yielded(function, path, size, seed, task)):
         place = f"{path} row {number}"
         try:
             values = json.loads(json.dumps(row, allow_nan=False))
@@ -174,3 +174,18 @@ def read_function(
         if not isinstance(values, dict):
             raise UsageError(f"{place}: a row is a JSON object, this is {type(row).__name__}")
         yield place, values
+
+
+def _yielded(function: Any, path: str, size: int, seed: int, task: dict[str, Any]) -> Iterator[Any]:
+    """What the user's function yields. Raises UsageError, with the row, where it raises."""
+    number = 0
+    try:
+        for row in function(size, seed, **task):
+            yield row
+            number += 1
+    except PostgradError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{path} row {number}: the function raised {described(error)}; fix it there"
+        ) from error

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Collection
 from functools import lru_cache
@@ -189,6 +190,8 @@ def column(row: Row, name: str, key: str) -> Any:
         if not close and key in ("data.prompt", "data.answer"):
             ways = [_stated(layout) for layout in _layouts(tuple(row.values))]
             hint += f"; they are read with {', or with '.join(ways)}" if ways else ""
+        if re.search(r"\.(parquet|arrow) row \d+$", row.place):
+            hint += "; columns of bytes are not read"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]
 

@@ -11,7 +11,6 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -25,6 +24,7 @@ from postgrad.core.errors import DiskFull, RunError
 from postgrad.core.files import cache_folder, is_full
 
 JsonValue = TypeVar("JsonValue")
+_elsewhere: dict[str, str] = {}  # by folder of files: what a person has to hear of it, "" if heard
 IN_MEMORY = 2**22  # bytes at the end of StoredBytes; what was added before them lies in a file
 
 
@@ -93,12 +93,28 @@ def _nameless_file() -> OpenFile:
     """In the user's cache folder: its disk has to take the token cache too. Where nothing can be
     written there, in the system's folder for temporary files, which often is a part of memory.
     """
-    folder = cache_folder("rows")
+    folder, problem = cache_folder("rows"), "there is no home folder"
     if folder is not None:
-        with suppress(OSError):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             return _nameless_in(folder)
-    return _nameless_in(Path(tempfile.gettempdir()))
+        except OSError as error:
+            problem = str(error)
+    elsewhere = tempfile.gettempdir()
+    file = _nameless_in(Path(elsewhere))
+    _elsewhere.setdefault(
+        elsewhere,
+        f"the rows' files are in {elsewhere}, which may be a part of memory: {problem}; "
+        "POSTGRAD_CACHE names another folder",
+    )
+    return file
+
+
+def notes_of_place() -> list[str]:
+    """A line where files are not in the user's cache folder; once in a process."""
+    notes = [text for text in _elsewhere.values() if text]
+    _elsewhere.update(dict.fromkeys(_elsewhere, ""))
+    return notes
 
 
 def _nameless_in(folder: Path) -> OpenFile:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.algorithms.base import Algorithm, LossOutput
-from postgrad.core.errors import RunError
+from postgrad.core.errors import AS_IT_BEGAN, RunError
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -65,7 +65,7 @@ class MovingAverage:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Takes over the average of a checkpoint. Other names or shapes are a RunError."""
         if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in self.weights.items()}:
-            raise RunError("the checkpoint's moving average is of another model")
+            raise RunError(f"the checkpoint's moving average is of another model; {AS_IT_BEGAN}")
         for name, average in self.weights.items():
             average.copy_(saved[name])
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from postgrad.core.errors import Diverged, RunError, UsageError
+from postgrad.core.errors import AS_IT_BEGAN, Diverged, RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.settings import (
@@ -386,11 +386,11 @@ def _check(kind: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]
         missing, unknown = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
         raise RunError(
             f"the checkpoint's {kind} are of another model or optimizer: missing {missing[:3]}, "
-            f"unknown {unknown[:3]}"
+            f"unknown {unknown[:3]}; {AS_IT_BEGAN}"
         )
     for name, shape in want.items():
         if have[name].shape != shape:
             raise RunError(
                 f"{name!r} of the checkpoint's {kind} has shape {tuple(have[name].shape)}, "
-                f"the model's has {tuple(shape)}"
+                f"the model's has {tuple(shape)}; {AS_IT_BEGAN}"
             )

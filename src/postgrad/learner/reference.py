@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.core.array_files import Arrays, pieces_of, read_arrays, write_arrays
-from postgrad.core.errors import RunError
+from postgrad.core.errors import AS_IT_BEGAN, RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.packed import StoredBytes
@@ -82,7 +82,7 @@ class MovingReference(Policy):
         """Takes over the weights of a checkpoint. RunError where they are of another model."""
         saved, pieces = read("reference.weights"), self.pieces
         if {n: tuple(t.shape) for n, t in saved.items()} != {n: p.shape for n, p in pieces.items()}:
-            raise RunError("the checkpoint's reference is of another model")
+            raise RunError(f"the checkpoint's reference is of another model; {AS_IT_BEGAN}")
         parts = {name: piece.of(saved[name]) for name, piece in pieces.items()}
         if self._average is not None:
             self._average.load(parts)

@@ -94,7 +94,8 @@ class LearnerSettings(Settings):
     # Ranks that share the experts of one copy of a mixture: each has its own tokens, and sends them
     # to the ranks that have their experts.
     expert_parallel: int = Field(default=1, ge=1)
-    threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
+    # CPU threads; chosen at start where left out
+    threads: int | None = Field(default=None, ge=1, le=1024)
     deterministic: bool = True  # torch's deterministic algorithms
 
     @model_validator(mode="after")

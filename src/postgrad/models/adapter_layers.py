@@ -236,6 +236,7 @@ def give_weights(
     PiSSA; the score head's copy. layers: those of `lm` with the adapter `name`, by name.
     """
     adapted = list(layers)
+    table = "critic.model.lora" if name == "critic" else "model.lora"  # roles name their adapters
     for number, (layer_name, layer) in enumerate(adapted):
         if init != KAIMING:
             report("matrices for PiSSA", number, len(adapted))
@@ -252,7 +253,8 @@ def give_weights(
             shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
         if init != KAIMING and not base.is_meta:
             weight = real(base_weight(layer))
-            a, b = principal_factors(weight, rank, layer.scaling[name], init, seed, layer_name)
+            scale = layer.scaling[name]
+            a, b = principal_factors(weight, rank, scale, init, seed, layer_name, table)
             cast(nn.ModuleDict, layer.lora_start)[name] = StartingFactors(a, b)
         else:
             draw = FreshA(seed, f"lora {name} {layer_name}", layer.in_features)

@@ -42,18 +42,19 @@ class StartingFactors(nn.Module):
 
 @torch.no_grad()
 def principal_factors(
-    weight: Tensor, rank: int, scale: float, init: str, seed: int, layer: str
+    weight: Tensor, rank: int, scale: float, init: str, seed: int, layer: str, table: str
 ) -> tuple[Tensor, Tensor]:
     """A [rank, in] and B [out, rank] in float32, for which scale B A is the part of `weight` along
     its largest singular values: B is U S^1/2 and A is S^1/2 V^T, each over the root of the scale.
 
     init: "pissa"; of "pissa_niter_N" the part is one that N rounds of subspace iteration give
     (Halko et al. 2011, arXiv:0909.4061, algorithm 4.4) from vectors drawn by counters from the seed
-    and the name of the layer. Raises UsageError where a matrix has no `rank` singular values.
+    and the name of the layer. table: of the recipe, for messages. Raises UsageError where a matrix
+    has no `rank` singular values.
     """
     if rank > min(weight.shape):
         raise UsageError(
-            f'model.lora.init = "{init}": {layer} is a matrix of {weight.shape[0]} x '
+            f'{table}.init = "{init}": {layer} is a matrix of {weight.shape[0]} x '
             f"{weight.shape[1]}, which has no {rank} singular values: use a smaller rank, or name "
             "a rank for it in rank_pattern"
         )

@@ -131,6 +131,7 @@ def require_directory(path: str, kind: str, key: str | None = None) -> None:
         is_file = folder.is_file()
         why = "it is a file: name its directory" if is_file else "there is no such directory"
         hint = _written_by_a_run(folder.parent)
+        hint = "; ~ is no folder here: write the whole path" if path.startswith("~") else hint
         raise UsageError(f"no {kind} at {path}: {why}{of_key}{hint}")
     has_files = (folder / files.CONFIG).exists() or files.has_tokenizer(folder)
     if folder.is_dir() and not has_files and (hint := _written_by_a_run(folder)):

@@ -198,7 +198,8 @@ def _block(weights: Mapping[str, Tensor], name: str, shape: torch.Size, box: Box
 def _another_model(unknown: list[str], missing: list[str], shapes: list[str]) -> RunError:
     return RunError(
         f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
-        f"another shape {shapes[:3]}"
+        f"another shape {shapes[:3]}; is the directory that model.path names the one that the run "
+        "began with?"
     )
 
 

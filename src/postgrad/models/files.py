@@ -5,6 +5,7 @@ names, and would unpickle a file called .bin: so the index, its files and every 
 checked first. Free of torch and transformers, so that plans use it too.
 """
 
+import codecs
 import re
 import stat
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION, at_revision, commit_of, split_revision
-from postgrad.core.untrusted import path_problem, read_json, reason
+from postgrad.core.untrusted import other_content, parse_json, path_problem, read_bytes, reason
 from postgrad.models.settings import looks_local
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -22,6 +23,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 # Files of a tokenizer that are parsed here; tokenizer.json may be large, its library parses it.
 TOKENIZER_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+# Other files of a vocabulary than tokenizer.json, which it can be made of.
+_VOCABULARY = re.compile(r".+\.(model|tiktoken)|vocab\.(json|txt)|tekken\.json")
 SUFFIX = ".safetensors"
 FORMATS = {
     ".bin": "a pickle",
@@ -45,7 +48,10 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     require_readable(file)
     try:
-        value = read_json(file)
+        content = read_bytes(file)
+        if content.startswith(codecs.BOM_UTF8):
+            raise ValueError("it begins with a byte order mark, which transformers does not read")
+        value = parse_json(content)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; fix it") from error
     if not isinstance(value, dict):
@@ -65,14 +71,15 @@ def require_readable(file: Path) -> None:
     if not regular:
         raise UsageError(f"{file} is not a regular file: put the file itself there")
     try:
-        with file.open("rb") as content:
-            content.read(1)
+        content = other_content(file)
     except PermissionError as error:
         raise UsageError(
             f"{file} cannot be read: {reason(error)}; give this user the right to read it (chmod)"
         ) from error
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {reason(error)}; check the disk") from error
+    if content:
+        raise UsageError(f"{file} cannot be read: {content}")
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -160,14 +167,20 @@ def _commit_of_base(name: str, revision: str | None) -> str:
 
 
 def require_tokenizer_files(folder: Path) -> None:
-    """Raises UsageError where a file of a directory's tokenizer is not a JSON object or not a
-    regular file.
+    """Raises UsageError where a directory has no vocabulary, of which transformers would make a
+    tokenizer of special tokens alone, and where a file of its tokenizer is not a JSON object or not
+    a regular file.
     """
     for name in TOKENIZER_FILES:
         if _is_there(folder / name):
             read_object(folder / name)
     if _is_there(folder / "tokenizer.json"):
         require_readable(folder / "tokenizer.json")
+    elif not any(map(_VOCABULARY.fullmatch, (file.name for file in _listed(folder)))):
+        raise UsageError(
+            f"no tokenizer at {folder}: it has no tokenizer.json; copy it there from the model "
+            "that this one began as, or name a directory with one"
+        )
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -31,7 +31,7 @@ def load_tokenizer(path: str) -> Any:
     require_directory(path, "tokenizer")
     if files.is_adapter(path) and not files.has_tokenizer(Path(path)):
         path = files.weights_source(path)
-    wanted = "model.path is a directory with tokenizer.json, or a hub id"
+    wanted = "name a directory with tokenizer.json, or a hub id"
     with reading(f"no tokenizer at {path}", wanted):
         if Path(path).is_dir():
             files.require_tokenizer_files(Path(path))

@@ -16,6 +16,7 @@ from postgrad.core.files import (
     finite,
     is_full,
     left_behind,
+    names_in,
     remove,
     versions,
     whole_file,
@@ -203,9 +204,7 @@ class RunDirectory:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")
         leftovers = left_behind(self.path, OURS)
-        names = sorted(
-            {entry.name for entry in self.path.iterdir()} - {entry.name for entry in leftovers}
-        )
+        names = sorted(names_in(self.path) - {entry.name for entry in leftovers})
         if names and not self._begun():  # a model/ or recipe.json of somebody else's too
             raise UsageError(
                 f"run_dir {self.path} holds other files ({', '.join(names[:3])}): choose a "

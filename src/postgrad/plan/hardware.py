@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file
-from postgrad.core.process import default_threads
+from postgrad.core.process import default_threads, macos_value
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
 
@@ -154,11 +155,11 @@ def full_name(device: Device) -> str:
     """The name that calibrations go by: of a CPU with the processor's model, since cores differ."""
     if device.name not in PER_CORE:
         return device.name
-    try:
+    chip = macos_value("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
+    with suppress(OSError):
         line = re.search(r"^model name\s*:\s*(.+?)\s*$", CPU_INFO.read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        line = None
-    return f"{device.name} {line[1] if line else platform.processor() or platform.machine()}"
+        chip = line[1] if line else chip
+    return f"{device.name} {chip or platform.processor() or platform.machine()}"
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device | None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from postgrad.core.process import usable_cpus
+from postgrad.core.text import how_many
 from postgrad.plan.adapters import start_seconds
 from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
@@ -52,7 +54,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
             f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
             "checkpoint"
         )
-    yield from _dtype_note(plan)
+    yield from (*_threads_note(plan), *_dtype_note(plan))
     yield from _start_note(plan)
     yield from _mask_note(plan)
     yield from _teacher_note(plan.recipe)
@@ -119,6 +121,16 @@ def _turns_note(recipe: Recipe) -> Iterator[str]:
         f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
         "as much. Memory has room for all of them"
     )
+
+
+def _threads_note(plan: RunPlan) -> Iterator[str]:
+    """Of a CPU's threads that this machine has no CPUs for: its times are of a larger one."""
+    threads, cpus = plan.recipe.learner.threads or 1, usable_cpus()
+    if plan.hardware.device.is_cpu and threads > cpus:
+        yield (
+            f"learner.threads = {threads}: times are of a machine with as many cores; here a "
+            f"process may use {how_many(cpus, 'CPU')}"
+        )
 
 
 def _dtype_note(plan: RunPlan) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
 
 import datetime
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -186,7 +187,17 @@ def read_toml(path: Path, text: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
+        raise UsageError(f"{path} is not TOML: {_in_words(str(error), text)}") from error
+
+
+def _in_words(problem: str, text: str) -> str:
+    """What tomllib says, with the text of the line that it names."""
+    if "Cannot overwrite a value" in problem:
+        problem = problem.replace("Cannot overwrite a value", "the key is there twice: remove one")
+    lines, at = text.split("\n"), re.search(r"\(at line (\d+), column \d+\)$", problem)
+    if at is None or not 1 <= int(at[1]) <= len(lines):
+        return problem
+    return f"{problem}: {shown(lines[int(at[1]) - 1].strip())}"
 
 
 def require_values(raw: dict[str, Any], origin: Origin) -> None:
@@ -221,6 +232,8 @@ def _problem(value: Any, key: str | int) -> str:
         is_path = isinstance(key, str) and (key == "run_dir" or key.endswith("path"))
         if is_path and value.isspace():
             return "a path is expected, not white space alone"
+        if key in ("run_dir", "ckpt_path") and value.startswith("~"):
+            return "~ is no folder here: write the whole path"
         return path_problem(value) if is_path else ""
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
         return "a whole number has at most 64 bits"

@@ -154,7 +154,8 @@ class Tally:
         raise ScoresMissing(
             f"verifiers or the environment failed on {self.failed} of {self.samples} scored "
             f"samples ({causes}), more than scoring.max_failed_fraction = "
-            f"{max_failed_fraction:g}; the first is {self._examples[min(self._examples)]}"
+            f"{max_failed_fraction:g}: correct what failed, or allow more there (1: any number); "
+            f"the first is {self._examples[min(self._examples)]}"
         )
 
 

@@ -10,7 +10,7 @@ from torch import Size
 from transformers import AutoModelForSequenceClassification
 
 from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
-from postgrad.core.errors import RunError
+from postgrad.core.errors import AS_IT_BEGAN, RunError
 from postgrad.fleet.exported import ExportedRole, roles_of
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
@@ -161,14 +161,15 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
         if names != set(wanted) and tensors:
             unknown, missing = sorted(names - set(wanted)), sorted(set(wanted) - names)
             raise RunError(
-                f"{path} is of another model: unknown {unknown[:3]}, lacks {missing[:3]}"
+                f"{path} is of another model: unknown {unknown[:3]}, lacks {missing[:3]}; "
+                f"{AS_IT_BEGAN}"
             )
         for name, tensor in tensors.items():
             parameter = name if name in shapes else name.rpartition(".")[0]
             if tensor.shape != shapes[parameter]:
                 raise RunError(
                     f"{path}: {name!r} has shape {tuple(tensor.shape)}, the model's is "
-                    f"{tuple(shapes[parameter])}"
+                    f"{tuple(shapes[parameter])}; {AS_IT_BEGAN}"
                 )
 
 

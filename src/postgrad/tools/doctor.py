@@ -90,6 +90,8 @@ def _bfloat16() -> str:
     """The processor's bfloat16 instructions: without any, bfloat16 is no faster than float32."""
     flags = torch.backends.cpu.get_cpu_capability()
     path = Path("/proc/cpuinfo")
-    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
-    extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
+    if not path.exists():
+        return f"instructions not listed by {platform.system()}: a run measures them ({flags})"
+    words = set(path.read_text("utf-8", errors="replace").split())
+    extensions = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in words]  # of Arm
     return f"{', '.join(extensions) or 'no instructions of its own'} ({flags})"

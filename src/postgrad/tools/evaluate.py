@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.progress import reported_to
 from postgrad.core.records import Sequences
+from postgrad.core.text import how_many
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.evaluation.losses import LossEvaluator, with_losses
 from postgrad.evaluation.pairs import PairEvaluator
@@ -306,4 +307,11 @@ def evaluate_loss(
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         policy = frozen_policy(recipe, _unquantized(recipe.model), model.path, choices)
-        return evaluator(lambda sequences: policy.logprobs(sequences).result())
+        results = evaluator(lambda sequences: policy.logprobs(sequences).result())
+    for result in results:
+        if result.rows and result.failed == result.rows:
+            raise RunError(
+                f"{model.name} gives no finite logprobs on any of {how_many(result.rows, 'row')}: "
+                "its weights are damaged, or have diverged; evaluate an earlier checkpoint"
+            )
+    return results

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
+from postgrad.core.files import left_behind, names_in, remove, versions, whole_file, write_json
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.progress import reported_to
@@ -310,7 +310,7 @@ def _recorded(to: Path) -> dict[str, Any]:
         return {}
     if not is_generated(to):
         half = left_behind(to, [ABOUT]) if to.is_dir() else []
-        if to.is_dir() and not {*to.iterdir()} - {*half, to / SHARDS, to / IMAGES}:
+        if to.is_dir() and not names_in(to) - {*(path.name for path in half), SHARDS, IMAGES}:
             for path in half:  # of a command that was killed as it began
                 remove(path)
             return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import tomlkit
 
 from postgrad.core.errors import UsageError
-from postgrad.core.files import write_text
+from postgrad.core.files import names_in, write_text
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.overrides import change, parse_overrides
 from postgrad.recipe.shipped import START, shipped_folder
@@ -38,7 +38,7 @@ def new(folder: Path, job: str, model: str | None = None) -> Path:
     """
     if job not in JOBS:
         raise UsageError(f"--job {job}: there are {', '.join(JOBS)}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or names_in(folder)):
         raise UsageError(f"{folder} exists already: name a new folder")
     source = shipped_folder() / START / job
     text = (source / FILE).read_text("utf-8")

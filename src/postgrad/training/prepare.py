@@ -16,6 +16,7 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.media import images_kept_in
+from postgrad.core.process import usable_cpus
 from postgrad.core.progress import reported_to
 from postgrad.core.text import how_many
 from postgrad.fleet.choices import Choices, choose
@@ -293,6 +294,9 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
         f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
         f"{how_many(run.choices.threads, 'thread')}, {run.choices.dtype}, torch {torch.__version__}"
     )
+    if recipe.cluster.type == "local" and (text := crowded(recipe, run.choices, usable_cpus())):
+        run.console.warn(text)
+        run.logs.event("threads", text)
     for key, name in run.choices.sources.items():
         if split_revision(name)[1] is not None:
             run.console.note(f"{key} is {name}")
@@ -318,6 +322,22 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
     _estimate(run, state)
     event = "resumed" if resumed else "started"
     run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+
+
+def crowded(recipe: Recipe, choices: Choices, cpus: int) -> str | None:
+    """A message where a run computes with more threads than it has CPUs, which is allowed: only so
+    do a resume, and a run that is compared, have the bits of a larger machine. Else None.
+    """
+    if choices.threads <= cpus:
+        return None
+    is_stated = recipe.learner.threads is not None
+    key = "learner.threads" if is_stated else "threads"
+    return (
+        f"{key} = {choices.threads}, and this process may use {how_many(cpus, 'CPU')}: threads "
+        "that wait for each other make a step slow. The number is kept, because it decides "
+        f"rounding; --learner.threads {cpus} is faster, and a run that has begun takes it with "
+        f"--allow-change {key}"
+    )
 
 
 def repeated_rows(geometry: BatchGeometry, rows: int) -> str | None:

@@ -149,6 +149,13 @@ def test_an_engine_has_the_weights_or_is_found_out(
     assert speaks(Publish(), [probed(ONE, moved(engine), moved(learner))]) == spoken
 
 
+def test_weights_that_are_not_finite_are_not_called_an_engines_fault() -> None:
+    look = Publish().look(probed(ONE, moved(math.nan), moved(math.nan)), {})
+    assert look is not None
+    assert look.message is not None
+    assert look.message.startswith("logprobs of the policy or of the rollout engine are not finite")
+
+
 def test_rounding_to_bfloat16_is_not_taken_for_a_stale_engine() -> None:
     seen = {"sentinel/publish_difference": 0.0018, "sentinel/policy_moved": 0.0018}
     assert speaks(SentinelSettings().for_dtypes("float32", "float32").publish, [seen])

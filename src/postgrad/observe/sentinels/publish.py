@@ -1,5 +1,7 @@
 """Checks that the rollout engine uses the weights that were published to it."""
 
+import math
+
 from pydantic import Field
 
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelMemory
@@ -36,6 +38,13 @@ class Publish(Sentinel):
         stale = moved > (self.noise or NOISE["float32"]) and difference > moved / 2
         if difference <= self.difference and not stale:  # NaN is no agreement
             return Look({})
+        if not math.isfinite(difference):
+            return Look(
+                {},
+                message="logprobs of the policy or of the rollout engine are not finite: the "
+                "model's weights are damaged, or have diverged; start from others, or go back to a "
+                "checkpoint with a lower learner.lr",
+            )
         return Look(
             {},
             message="the rollout engine does not have the policy's weights: mean logprob "

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import finite, remove, write_json
+from postgrad.core.files import finite, names_in, remove, write_json
 from postgrad.core.process import command_of_child, signals_handled
 from postgrad.core.text import how_many
 from postgrad.observe.console import Console, Phase
@@ -150,7 +150,7 @@ def _require_place(path: Path) -> None:
         )
     if path.exists() and not path.is_dir():
         raise UsageError(f"run_dir {path} is a file: choose another")
-    if path.is_dir() and not is_sweep(path) and (names := sorted(p.name for p in path.iterdir())):
+    if path.is_dir() and not is_sweep(path) and (names := sorted(names_in(path))):
         raise UsageError(
             f"run_dir {path} holds other files ({', '.join(names[:3])}): choose a directory of its "
             "own for a sweep"
