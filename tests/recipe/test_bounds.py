@@ -122,3 +122,12 @@ def test_a_list_of_ten_thousand_lines_is_no_long_wait(
     path = tmp_path / "recipe.toml"
     path.write_text("x = [\n" + "1,\n" * 10_000 + "]\n" + RECIPE, "utf-8")
     assert "unknown key 'x'" in refused(capsys, "config", str(path))
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "tokenizer.vocab_size"])
+def test_a_fresh_model_has_no_more_than_a_loaded_one_may_have(
+    capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """A plan of 2^31 layers took minutes."""
+    words = ["plan", str(RECIPES / "quickstart" / "sft.toml"), f"--model.init.{key}", str(2**31)]
+    assert f"model.init.{key} = {2**31}" in refused(capsys, *words)

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION, at_revision, split_revision
 from postgrad.core.settings import Settings
+from postgrad.models.config_check import LIMITS
 
 # Types whose layers are Llama's, with or without biases and norms of queries and keys: rollout uses
 # LayeredDecoder, and training on a CPU FusedRMSNorm.
@@ -69,7 +70,7 @@ class TokenizerInit(Settings):
     """
 
     kind: Literal["bpe", "characters"] = "bpe"  # how it cuts text
-    vocab_size: int = Field(default=4096, ge=300)  # of "bpe"
+    vocab_size: int = Field(default=4096, ge=300, le=LIMITS["vocab_size"])  # of "bpe"
     phrases: tuple[str, ...] = ()  # texts that are one token each
 
 
@@ -77,12 +78,18 @@ class ModelInit(Settings):
     """A fresh small model, its weights drawn from the recipe's seed. Names are Hugging Face's."""
 
     type: ModelType = "qwen3"  # the architecture
-    hidden_size: int = Field(default=256, ge=8)  # width of the residual stream
-    intermediate_size: int = Field(default=768, ge=8)  # width of the MLPs
-    num_hidden_layers: int = Field(default=6, ge=1)  # of the decoder
-    num_attention_heads: int = Field(default=4, ge=1)  # of queries; divides hidden_size
-    num_key_value_heads: int = Field(default=2, ge=1)  # divides num_attention_heads
-    max_position_embeddings: int = Field(default=2048, ge=16)  # tokens of the longest sequence
+    # Width of the residual stream.
+    hidden_size: int = Field(default=256, ge=8, le=LIMITS["hidden_size"])
+    # Width of the MLPs.
+    intermediate_size: int = Field(default=768, ge=8, le=LIMITS["intermediate_size"])
+    # Of the decoder.
+    num_hidden_layers: int = Field(default=6, ge=1, le=LIMITS["num_hidden_layers"])
+    # Of queries; divides hidden_size.
+    num_attention_heads: int = Field(default=4, ge=1, le=LIMITS["num_attention_heads"])
+    # Divides num_attention_heads.
+    num_key_value_heads: int = Field(default=2, ge=1, le=LIMITS["num_key_value_heads"])
+    # Tokens of the longest sequence.
+    max_position_embeddings: int = Field(default=2048, ge=16, le=LIMITS["max_position_embeddings"])
     tie_word_embeddings: bool = True  # the output head is the embedding matrix
     rope_theta: float = Field(default=10_000.0, gt=1.0)  # smaller for short sequences
     initializer_range: float = Field(default=0.02, gt=0.0)  # standard deviation of fresh weights
