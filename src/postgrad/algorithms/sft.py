@@ -26,7 +26,7 @@ class SFT(PolicyAlgorithm):
 
     loss: Literal["nll", "dft"] = "nll"
     aggregation: Literal["token", "sequence"] = "token"
-    neftune_noise_alpha: float = Field(0.0, ge=0.0)  # 0: no noise
+    neftune_noise_alpha: float = Field(default=0.0, ge=0.0)  # 0: no noise
 
     def needs(self) -> Needs:
         return Needs(embedding_noise=self.neftune_noise_alpha)
