@@ -31,6 +31,11 @@ TOGETHER: tuple[Table, ...] = (
     {"algorithm.correction": "tis", "algorithm.rejection": {"mean_k3": 0.05, "token": [0.5, 2.0]}},
     {"rollout.top_p": 0.6, "rollout.keep_sampling_mask": True, "algorithm.correction": "tis"},
     {"rollout.top_k": 9, "rollout.keep_sampling_mask": True, "rollout.max_staleness": 1},
+    {
+        **{"algorithm.second_moment": 1e-3, "algorithm.old_logprobs": "sampled"},
+        "rollout.max_staleness": 1,
+    },
+    {"algorithm.neftune_noise_alpha": 5.0, "model.lora.rank": 2},
     {"algorithm.length_penalty": {"output_tokens": 0.25, "turns": 0.1}},
     {"rollout.dynamic_sampling": True, "rollout.keep_above": 0.1, "rollout.max_rounds": 2},
     {"rollout.curriculum.retire_at": 0.5, "rollout.curriculum.postpone_at": 0.0},

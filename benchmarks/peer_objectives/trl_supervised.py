@@ -142,7 +142,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], dict[str, Any], Known | str | None]
     ("sft", "assistant_only_loss false", {"assistant_only_loss": False},
      {"assistant_only_loss": "all tokens"}, EVERY),
     ("sft", "completion_only_loss false", {"completion_only_loss": False}, {}, None),
-    ("sft", "neftune_noise_alpha 5", {"neftune_noise_alpha": 5}, {}, "neftune_noise_alpha"),
+    ("sft", "neftune_noise_alpha 5, of the same logits", {"neftune_noise_alpha": 5}, {}, None),
     ("sft", "label_smoothing_factor 0.1", {"label_smoothing_factor": 0.1}, {},
      "label_smoothing_factor"),
     ("distillation", "defaults", {}, {}, None),

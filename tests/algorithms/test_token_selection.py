@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postgrad.algorithms.registry import algorithm_class
-from postgrad.algorithms.token_selection import covariances, highest
+from postgrad.algorithms.token_selection import covariances, highest, least
 from postgrad.core.errors import UsageError
 
 GRPO: Any = algorithm_class("grpo")
@@ -176,3 +176,83 @@ def test_the_loss_takes_the_adapted_coefficient(make_inputs: Any) -> None:
 
 def test_a_fraction_of_a_count_is_not_cut_by_the_rounding_of_floats() -> None:
     assert highest(np.arange(100.0), np.ones(100, np.bool_), 0.29).sum() == 29
+
+
+def moved_credit(make_batch: Any, over_responses: Any, rows: Any, **knobs: Any) -> Any:
+    """Of two groups with a right and a wrong response each, the first of equal rewards. rows: log w
+    of the tokens; the sampler's logprobs are -1.
+    """
+    batch = make_batch([0, 0, 1, 1], [1.0, 1.0, 1.0, 0.0])
+    old = over_responses([[w - 1.0 for w in row] for row in rows])
+    algorithm = GRPO(std_norm=False, **knobs)
+    assert algorithm.needs().old_logprobs
+    return algorithm.credit(batch, old, None, None, {})
+
+
+def test_the_furthest_tokens_lose_their_loss_until_the_second_moment_is_small_enough(
+    make_batch: Any, over_responses: Any
+) -> None:
+    """Outward are 1 and 0.5 of the right response, -0.25 and -2 of the wrong one: squares 1, 1/4,
+    1/16 and 4, whose mean is 85/64. Without 4 it is 7/16, without 1 too 5/32.
+    """
+    rows = [[9, -9, 9], [9, 9, 9], [1, 0.5, -3], [-0.25, 2, -2]]
+    for most, selected in [
+        (85 / 64, [[1, 1, 1], [1, 1, 1]]),
+        (1.3, [[1, 1, 1], [1, 1, 0]]),
+        (7 / 16, [[1, 1, 1], [1, 1, 0]]),
+        (0.4, [[0, 1, 1], [1, 1, 0]]),
+        (0.1, [[0, 0, 1], [1, 1, 0]]),
+        (0.01, [[0, 0, 1], [0, 1, 0]]),
+    ]:
+        credit = moved_credit(make_batch, over_responses, rows, second_moment=most)
+        found = [row[2:].tolist() for row in credit.experience.columns["selected"]]
+        assert found == [[1, 1, 1], [1, 1, 1], *selected]
+        assert credit.metrics["selection/second_moment"] == pytest.approx(85 / 64)
+        dropped = 6 - sum(map(sum, selected))
+        assert credit.metrics["selection/moved_fraction"] == pytest.approx(dropped / 12)
+
+
+def test_the_second_moment_is_to_the_sampler_whatever_the_ratio_is_to(
+    make_batch: Any, over_responses: Any
+) -> None:
+    rows = [[0, 0, 0], [0, 0, 0], [1, 0.5, -3], [-0.25, 2, -2]]
+    for old_logprobs, column in [("policy", 0.0), ("sampled", -1.0)]:
+        credit = moved_credit(
+            make_batch, over_responses, rows, second_moment=0.4, old_logprobs=old_logprobs
+        )
+        columns = credit.experience.columns
+        assert columns["selected"].row(2)[2:].tolist() == [0, 1, 1]
+        assert columns["old_logprobs"].row(2)[2] == column
+        # what is left bears a loss; a response without any is not computed
+        assert credit.experience.has_gradient.tolist() == [False, False, True, True]
+
+
+def test_a_step_on_its_own_samples_loses_no_token(make_batch: Any, over_responses: Any) -> None:
+    credit = moved_credit(make_batch, over_responses, [[0, 0, 0]] * 4, second_moment=1e-9)
+    assert credit.experience.columns["selected"].values.sum() == 12
+    assert credit.metrics["selection/second_moment"] == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    squares=st.lists(st.sampled_from([0.0, 2**-6, 2**-4, 0.25, 1.0, 4.0]), max_size=12),
+    most=st.sampled_from([2**-7, 2**-5, 0.05, 0.5, 5.0]),  # sums are exact
+    seed=st.integers(0, 10**6),
+)
+def test_tokens_are_taken_away_as_in_the_papers_loop(
+    squares: list[float], most: float, seed: int
+) -> None:
+    """Algorithm 1 of arXiv:2510.01161."""
+    mask = np.random.default_rng(seed).random(len(squares)) < 0.7
+    left = [t for t in range(len(squares)) if mask[t]]
+    while left and math.fsum(squares[t] for t in left) / len(left) > most:
+        left.remove(max(left, key=lambda t: squares[t]))
+    chosen = least(np.array(squares), mask, most)
+    assert np.flatnonzero(chosen).tolist() == left
+
+
+def test_a_second_moment_of_zero_is_refused_and_of_distillation_too() -> None:
+    with pytest.raises(UsageError, match="greater than 0"):
+        GRPO(second_moment=0.0)
+    with pytest.raises(UsageError, match="second_moment: OnPolicyDistillation does not read it"):
+        algorithm_class("on_policy_distillation")(second_moment=0.04)

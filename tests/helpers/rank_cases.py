@@ -29,6 +29,7 @@ from postgrad.learner.update import Update
 from postgrad.models import linear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.embedding_noise import EmbeddingNoise
 from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.linear import speed_up
 from postgrad.models.recompute import recompute_activations
@@ -144,8 +145,10 @@ def experience(case: Case, number: int) -> Experience:
         "advantages": Ragged.of(advantages, np.float32),
         "old_logprobs": Ragged.of(old, np.float32),
     }
-    if case.kind in ("sft", "weighted"):
+    if case.kind in ("sft", "weighted", "noisy"):
         columns = {}
+    if case.kind == "noisy":  # rows of SFT are groups of their own
+        sequences = replace(sequences, group=np.arange(len(sequences)))
     if case.kind == "weighted":  # what each token counts
         counts = [mask * np.float32(number % 3 + 0.25) for number, mask in enumerate(masks)]
         sequences = replace(sequences, loss_weights=Ragged.of(counts, np.float32))
@@ -181,7 +184,7 @@ def algorithm(case: Case) -> Algorithm:
         return GSPO(correction="tis", correction_level="sequence", rejection=rejection)
     kinds: dict[str, type[Algorithm]] = {
         "grpo": GRPO, "echo": GRPO, "sft": SFT, "weighted": SFT, "reward": BradleyTerry, "kto": KTO,
-        "reinforce_pp": ReinforcePP,
+        "reinforce_pp": ReinforcePP, "noisy": SFT,
     }  # fmt: skip
     return kinds[case.kind]()
 
@@ -211,6 +214,8 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
+    if case.kind == "noisy":
+        backbone.noise = EmbeddingNoise(lm, 5.0, seed=3)
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer}
     wanted |= {"loraplus_lr_ratio": case.ratio, **settings}
     all_settings = LearnerSettings(**wanted)

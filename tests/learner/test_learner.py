@@ -8,12 +8,15 @@ import torch
 from helpers.gradients import gradient_of
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.sft import SFT
+from postgrad.core import seeds
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience
 from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.update import Update
+from postgrad.models.embedding_noise import EmbeddingNoise
+from postgrad.models.row_hashes import row_bits
 
 ALL = np.arange(9)
 
@@ -65,6 +68,50 @@ def test_the_gradient_does_not_depend_on_gradient_checkpointing(make_learner, ex
     learner.backbone.lm.gradient_checkpointing_enable({"use_reentrant": False})
     again = gradient_of(learner, Update(experience, ALL), GRPO())
     assert (again - plain).norm() <= 1e-5 * plain.norm()
+
+
+def noisy(learner, alpha: float = 5.0):
+    """A learner with noise on its embeddings in updates."""
+    learner.backbone.noise = EmbeddingNoise(learner.backbone.lm, alpha, seed=3)
+    return learner
+
+
+def test_the_gradient_with_noise_depends_on_neither_cut_nor_checkpointing(make_learner, experience):
+    update = Update(alone(experience), ALL)
+    undivided = gradient_of(noisy(make_learner()), update, SFT())
+    checkpointed = noisy(make_learner(MicroBatch(max_sequences=2)))
+    checkpointed.backbone.lm.train()
+    checkpointed.backbone.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    for learner in (noisy(make_learner(MicroBatch(max_sequences=1))), checkpointed):
+        cut = gradient_of(learner, update, SFT())
+        assert (cut - undivided).norm() <= 1e-5 * undivided.norm()
+    plain = gradient_of(make_learner(), update, SFT())
+    assert (plain - undivided).norm() > 0.1 * undivided.norm() > 0.0
+
+
+def test_an_update_has_the_noise_of_its_number_and_reading_has_none(make_learner, experience):
+    """Logprobs in float64 by transformers alone, from embeddings with this noise and without."""
+    rows = dataclasses.replace(alone(experience), has_gradient=np.ones(9, bool))
+    learner, plain = noisy(make_learner()), make_learner()
+    lm = make_learner().backbone.lm.double()
+    lm.set_attn_implementation("eager")
+    tokens, mask = rows.sequences.tokens, rows.sequences.loss_mask
+    learner.optimizer.updates = 6
+    outputs = learner.update(Update(rows, ALL), SFT()).result().outputs
+    read = plain.logprobs(rows.sequences).result()
+    for row, length in enumerate(tokens.lengths.tolist()):
+        noise = seeds.bits(3, "embedding noise", 6, row, np.arange(length))
+        lanes = seeds.bits(3, "embedding noise feature", np.arange(8))
+        bits = row_bits(*(torch.from_numpy(x.view(np.int64)) for x in (noise, lanes)), 32)
+        ids = torch.from_numpy(tokens.row(row).astype(np.int64))
+        embedded = lm.get_input_embeddings()(ids)
+        of_update = embedded + (bits + 0.5) / 2**15 * 5.0 / (length * 32) ** 0.5
+        begin, end = tokens.offsets[row : row + 2]
+        for inputs, values in [(of_update, outputs[begin:end]), (embedded, read.row(row))]:
+            logprobs = lm(inputs_embeds=inputs[None]).logits[0, :-1].log_softmax(-1)
+            expected = logprobs.gather(1, ids[1:, None])[:, 0].detach().numpy()
+            at = mask.row(row)[1:]
+            np.testing.assert_allclose(values[1:][at], expected[at], rtol=1e-4, atol=1e-5)
 
 
 def test_skipped_samples_stay_in_the_denominator(make_learner, experience):

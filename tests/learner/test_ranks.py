@@ -41,6 +41,7 @@ TWO = [
     Case("zero3", kind="echo"),
     Case("zero2", kind="kto"),
     Case("zero2", kind="weighted"),
+    Case("zero3", kind="noisy", lora=True, checkpointing=True),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -62,6 +63,7 @@ SHARED = [  # both ranks have a run of each sequence's rows
     Case("none", kind="echo"),
     Case("none", kind="kto"),
     Case("none", kind="weighted"),
+    Case("none", kind="noisy"),
     Case("zero1", kind="reinforce_pp"),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
@@ -75,6 +77,7 @@ MATRICES = [  # both ranks have a part of each matrix
     Case("none", type="gemma2"),  # with soft-caps, windows and norms after a block
     Case("none", type="llama", kind="gspo", tied=False),
     Case("none", dtype="bfloat16", lora=True),
+    Case("none", kind="noisy"),
     Case("none", lora=True, ranked=True),
     Case("none", lora=True, tied=False, saved=True),
     Case("none", lora=True, ratio=2.0, updates=2),

@@ -1,6 +1,7 @@
 """Compiled layers give the outputs and gradients of plain ones, from few graphs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from postgrad.models.adapter_layers import AdaptedLinear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, layers_of, windows_of
 from postgrad.models.compiled import LayerSums, head_kernels
+from postgrad.models.embedding_noise import EmbeddingNoise
 from postgrad.models.recompute import HOST_INPUTS, recompute_activations
 from postgrad.models.settings import LoraSettings, Recompute
 from postgrad.parallel.ranks import ALONE
@@ -376,6 +378,21 @@ def test_a_learner_of_compiled_layers_has_the_gradients_of_every_micro_batch(
         norms.append(learner.update(update, SFT()).result().metrics["policy/grad_norm"])
     assert norms[0] > 0.1
     assert norms[1] == pytest.approx(norms[0], rel=1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_noise_on_embeddings_is_not_compiled_and_stays_that_of_the_layout() -> None:
+    """What layers are compiled with is a forward of its own, inside the update."""
+    norms = []
+    for compiler in (None, "eager"):
+        lm = model_of("qwen3")
+        backbone = Backbone(lm, CPU, MicroBatch(max_tokens=120), "sdpa", compiler=compiler)
+        backbone.noise = EmbeddingNoise(lm, 50.0, seed=3)
+        sequences = replace(sequences_of(1), group=np.arange(len(sequences_of(1))))
+        experience = Experience(sequences, {}, np.ones(len(sequences), bool))
+        learner = PolicyLearner(backbone, LearnerSettings(), 10)
+        update = Update(experience, np.arange(len(sequences)))
+        norms.append(learner.update(update, SFT()).result().metrics["policy/grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -133,6 +133,10 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
             "recipe.toml:20: algorithm.correction: with rollout.regex samples",
         ),
         (
+            ("clip_high = 0.28", "second_moment = 0.04\n[rollout]\ntop_p = 0.9"),
+            "recipe.toml:20: algorithm.second_moment: with rollout.top_p samples come from",
+        ),
+        (
             ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nregex = "a+"'),
             'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.regex: samples',
         ),
@@ -508,7 +512,9 @@ def test_sft_needs_no_algorithm(write: Write) -> None:
     text = 'job = "sft"\nrun_dir = "a"\nepochs = 1.5\n[model]\npath = "m"\n[data]\npath = "d"\n'
     recipe = load_recipe(write(text=text))
     assert isinstance(recipe, SFTRecipe)
-    assert recipe.dump()["algorithm"] == {"type": "sft", "aggregation": "token", "loss": "nll"}
+    assert recipe.dump()["algorithm"] == {
+        "type": "sft", "aggregation": "token", "loss": "nll", "neftune_noise_alpha": 0.0,
+    }  # fmt: skip
 
 
 def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -> None:

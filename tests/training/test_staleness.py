@@ -52,6 +52,7 @@ def without_evaluations(recipe: Recipe) -> dict[str, str]:
             "rejection": {"any_token": [0.5, 2.0]},
         },
         {"correction": "off", "old_logprobs": "sampled", "rejection": {"mean_k3": 0.1}},
+        {"correction": "off", "old_logprobs": "sampled", "clip_low": 1.0, "second_moment": 1e-3},
     ],
 )
 def test_a_run_that_is_resumed_after_every_step_has_the_same_bits(

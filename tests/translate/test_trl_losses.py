@@ -51,6 +51,19 @@ def test_an_option_that_a_loss_does_not_read_is_not_in_its_recipe(
     assert translation.draft.missing == []
 
 
+@pytest.mark.parametrize("program", ["sft", "distillation", "gkd", "dpo"])
+def test_noise_on_embeddings_is_carried_in_sft_and_lost_elsewhere(program: str) -> None:
+    taught = TAUGHT if program in ("distillation", "gkd") else []
+    translation = of(program, *taught, "--neftune_noise_alpha", "5")
+    if program == "dpo":
+        assert "in SFT alone" in why(translation, "neftune_noise_alpha")
+        assert "neftune_noise_alpha" not in translation.recipe["algorithm"]
+    else:
+        assert translation.recipe["algorithm"]["neftune_noise_alpha"] == 5.0
+        assert "each conversation's length" in comment(translation, "neftune_noise_alpha")
+        assert why(translation, "neftune_noise_alpha") == ""
+
+
 @pytest.mark.parametrize("loss", ["nca_pair", "bco_pair", "sppo_hard", "ipo", "apo_down"])
 def test_a_divergence_beside_a_loss_that_has_none_here_is_lost(loss: str) -> None:
     translation = of("dpo", "--f_divergence_type", "js_divergence", "--loss_type", loss)

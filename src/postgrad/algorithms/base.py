@@ -61,6 +61,7 @@ class Needs:
     # Reward from which on a sample is a right answer, which hints of its group may show.
     correct_at: float = 1.0
     own_answers: float = 0.0  # share of SFT's rows that the policy answers itself
+    embedding_noise: float = 0.0  # alpha of the noise on embeddings in updates; 0: none
 
     @property
     def loads_reference(self) -> bool:

@@ -32,7 +32,7 @@ class OnPolicyDistillation(GRPO):
 
     min_group_size: ClassVar[int] = 1  # the grades alone need no baseline
     # All of them act before grades are there.
-    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in", "advantage_clip")
+    unread: ClassVar[tuple[str, ...]] = ("covariance", "second_moment", "kl_in", "advantage_clip")
 
     graded_by: Literal["teacher", "policy", "reference"] = "teacher"
     # Reward from which on a sample is the {group.answer} of data.hint for others of its group.

@@ -111,7 +111,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
 
     @property
     def _selects(self) -> bool:
-        return self.covariance != "off" or self.top_entropy_fraction < 1.0
+        moment = self.second_moment is not None
+        return moment or self.covariance != "off" or self.top_entropy_fraction < 1.0
 
     def needs(self) -> Needs:
         sampled_is_old = self.old_logprobs == "sampled"
@@ -119,6 +120,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             reference=self.kl_coef > 0,
             old_logprobs=self._kl_in_reward
             or self.correction_normalised
+            or self.second_moment is not None
             or (self.covariance != "off" and not sampled_is_old),
             sampled_is_old=sampled_is_old,
             entropy=self.entropy_coef > 0 or self.entropy_target is not None,
@@ -171,7 +173,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         sampled = batch.sampled_logprobs.take(rows)
         columns |= self._logprob_columns(sampled, old, ref, sequences.loss_mask)
         if self._selects:
-            metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy)
+            metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy, old)
         if self.entropy_target is not None:
             bonus, state, adapted = self.entropy_bonus(sequences.loss_mask, entropy, rows, state)
             columns["entropy_coef"], metrics = bonus, metrics | adapted
@@ -230,14 +232,22 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         batch: RolloutBatch,
         rows: NDArray[np.int64],
         entropy: Ragged | None,
+        old: Ragged | None,
     ) -> dict[str, float]:
-        """Adds the columns of `selection`, and returns its metrics. rows: of the batch, [S]."""
+        """Adds the columns of `selection`, and returns its metrics. rows: of the batch, [S]; old:
+        logprobs of the policy at these.
+        """
+        log_weights = None
+        if self.second_moment is not None:
+            before, sampled = required(old, "'old' logprobs"), batch.sampled_logprobs.take(rows)
+            log_weights = before.values.astype(np.float64) - sampled.values
         selected, metrics = self.selection(
             mask,
             columns["advantages"],
             columns.get("old_logprobs"),
             entropy and entropy.take(rows),
             (batch.ticket[rows], batch.sample[rows]),
+            log_weights,
         )
         columns |= selected
         return metrics

@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from postgrad.algorithms.base import LossInputs, LossOutput, PolicyAlgorithm
+from postgrad.algorithms.base import LossInputs, LossOutput, Needs, PolicyAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops.losses import entry_weights
@@ -18,10 +19,17 @@ class SFT(PolicyAlgorithm):
     message says; "sequence": every conversation counts the same. The loss "dft" multiplies that of
     each token by its probability, through which no gradient goes: rare tokens pull less (Wu et al.
     2025, arXiv:2508.05629).
+
+    neftune_noise_alpha: in updates each embedding gets noise, uniform within +-alpha / sqrt(tokens
+    of its conversation * width) (Jain et al. 2023, arXiv:2310.05914).
     """
 
     loss: Literal["nll", "dft"] = "nll"
     aggregation: Literal["token", "sequence"] = "token"
+    neftune_noise_alpha: float = Field(default=0.0, ge=0.0)  # 0: no noise
+
+    def needs(self) -> Needs:
+        return Needs(embedding_noise=self.neftune_noise_alpha)
 
     def experience(self, sequences: Sequences) -> Experience:
         """Conversations as they are trained on: no columns, gradient wherever there is loss."""

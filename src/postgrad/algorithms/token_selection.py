@@ -1,5 +1,6 @@
-"""What keeps a policy's entropy: which tokens of a step bear the policy loss (all, those of high
-entropy, or all but those whose gradient makes it collapse), and a bonus for entropy.
+"""Which tokens of a step bear the policy loss: all, those of high entropy, or all but those whose
+gradient makes entropy collapse, or on which the policy has moved far from the sampler. And a bonus
+for entropy.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ class TokenSelection(RolloutAlgorithm):
     (Wang et al. 2025, arXiv:2506.01939). `covariance` acts on the tokens with a large product of
     (A - mean A) and (log p - mean log p), which lower the entropy most (Cui et al. 2025,
     arXiv:2505.22617): "clip" takes the loss of some of them away, drawn at random between the
-    bounds; "kl" charges the largest covariance_kl_coef * |log r|. Denominators still count every
-    token.
+    bounds; "kl" charges the largest covariance_kl_coef * |log r|. `second_moment` takes the loss of
+    the tokens on which the policy has moved furthest from the sampler in the direction of A, until
+    (log w)^2 of the other tokens that moved so is at most this on average (M2PO, Zheng et al. 2025,
+    arXiv:2510.01161). Denominators still count every token.
     """
 
     top_entropy_fraction: float = Field(1.0, gt=0.0, le=1.0)
@@ -40,6 +43,7 @@ class TokenSelection(RolloutAlgorithm):
     covariance_low: float = Field(1.0, ge=0.0)  # "clip" draws among covariances between these
     covariance_high: float = Field(5.0, gt=0.0)
     covariance_kl_coef: float = Field(1.0, gt=0.0)
+    second_moment: float | None = Field(None, gt=0.0)  # most mean of (log w)^2; None: off
 
     @model_validator(mode="after")
     def _covariances_are_in_order(self) -> Self:
@@ -58,10 +62,12 @@ class TokenSelection(RolloutAlgorithm):
         logprobs: Ragged | None,
         entropy: Ragged | None,
         samples: tuple[NDArray[np.int64], NDArray[np.int64]],
+        log_weights: Floats | None = None,
     ) -> tuple[dict[str, Ragged], dict[str, float]]:
         """(columns, metrics). "selected" multiplies the policy loss; "penalised" is 1 where the
         change of the logprob is charged. mask: of the loss tokens; logprobs, entropy: of the policy
-        before the step; samples: ticket and number [S] of each, from which draws are made.
+        before the step; samples: ticket and number [S] of each, from which draws are made;
+        log_weights: [N] log w, the logprob of the policy before the step minus the sampler's.
         """
         columns: dict[str, Ragged] = {}
         metrics: dict[str, float] = {}
@@ -85,6 +91,17 @@ class TokenSelection(RolloutAlgorithm):
                 columns["penalised"] = mask.like(chosen.astype(np.float32))
             else:
                 selected &= ~chosen
+        if self.second_moment is not None:
+            if log_weights is None:
+                raise ValueError("credit needs the policy's logprobs, see needs()")
+            outward = selected & (advantages.values * log_weights > 0)
+            squares = np.square(log_weights)
+            near = least(squares, outward, self.second_moment)
+            dropped = outward & ~near
+            selected &= ~dropped
+            moment = squares[outward].sum() / max(1, outward.sum())
+            metrics["selection/second_moment"] = float(moment)
+            metrics["selection/moved_fraction"] = float(dropped.sum() / max(1, mask.values.sum()))
         return columns | {"selected": mask.like(selected.astype(np.float32))}, metrics
 
     def _far(
@@ -178,4 +195,16 @@ def highest(values: Floats, mask: Mask, fraction: float, among: int | None = Non
     order = np.argsort(-values[places], kind="stable")[:count]
     chosen = np.zeros(len(mask), np.bool_)
     chosen[places[order]] = True
+    return chosen
+
+
+def least(values: Floats, mask: Mask, most: float) -> Mask:
+    """[N] the tokens of `mask` with the smallest values, as many as have a mean of at most `most`;
+    of equal ones the later. It takes the largest away, one by one, until the mean is small enough.
+    """
+    places = np.flatnonzero(mask)
+    rising = places[np.argsort(-values[places], kind="stable")[::-1]]
+    means = np.cumsum(values[rising]) / np.arange(1, len(rising) + 1)  # they rise too
+    chosen = np.zeros(len(mask), np.bool_)
+    chosen[rising[: np.count_nonzero(means <= most)]] = True
     return chosen

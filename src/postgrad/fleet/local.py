@@ -22,6 +22,7 @@ from postgrad.learner.reference import MovingReference
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.models.adapters import add_adapter
+from postgrad.models.embedding_noise import EmbeddingNoise
 from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.routers import routers_of
 from postgrad.models.settings import ModelSettings
@@ -59,6 +60,8 @@ class LocalFleet:
         backbone = self._trained(
             "policy", recipe.model, recipe.learner, path, loading.causal, replays=replays
         )
+        if alpha := recipe.algorithm.needs().embedding_noise:
+            backbone.noise = EmbeddingNoise(backbone.lm, alpha, recipe.seed)
         updates = horizon(recipe.algorithm, self._context.geometry)
         assert updates is not None  # known once the data is read
         if isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().teacher:

@@ -65,6 +65,9 @@ class Layout:
     # among them: of an image that is seen whole, its ends; else the row's own. None: of all rows.
     seen: NDArray[np.int64] | None = None
     sampling_mask: SamplingMask | None = None  # [E] rows, of the entries' tokens
+    # [T] index of the row's token in the batch's flat columns; of a shared row in one sequence,
+    # without a meaning where `copies` is 0. None: the layout is of no batch.
+    flat: NDArray[np.int64] | None = None
 
     @property
     def rotary_positions(self) -> NDArray[np.int64]:
@@ -93,7 +96,7 @@ class Layout:
         if not more:
             return self
         positions, first = np.arange(more), np.zeros(more, np.int64)
-        rotary, seen, experts = self.rotary, self.seen, self.experts
+        rotary, seen, experts, flat = self.rotary, self.seen, self.experts, self.flat
         if rotary is not None:
             rotary = np.concatenate([rotary, np.tile(positions, (3, 1))], 1)
         if seen is not None:
@@ -109,6 +112,7 @@ class Layout:
             experts=None if experts is None else np.concatenate([experts, experts[first]]),
             rotary=rotary,
             seen=seen,
+            flat=None if flat is None else np.append(flat, flat[first]),
         )
 
 
@@ -252,6 +256,7 @@ class _Builder:
             np.concatenate(part) for part in zip(*self.entries, strict=True)
         )
         experts, sampling_mask = self.sequences.experts, self.sequences.sampling_mask
+        flat = np.concatenate(self.flat)
         return Layout(
             token_ids=np.concatenate(self.tokens).astype(np.int64),
             positions=np.concatenate(self.positions),
@@ -264,11 +269,12 @@ class _Builder:
             sequence=sequence,
             column=column,
             n_sequences=len(self.number),
-            experts=None if experts is None else experts.values[np.concatenate(self.flat)],
+            experts=None if experts is None else experts.values[flat],
             images=tuple(self.images),
             rotary=self._joined(self.rotary, any(i.grid for i in self._placed())),
             seen=self._joined(self.seen, any(i.mutual for i in self._placed())),
             sampling_mask=None if sampling_mask is None else sampling_mask.take_many(column),
+            flat=flat,
         )
 
     def _placed(self) -> Iterator[PlacedImage]:

@@ -44,6 +44,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.embedding_noise import EmbeddingNoise
 from postgrad.models.images import ImageTower, encoder_of
 from postgrad.models.routers import Routers, routers_in_float32
 from postgrad.models.sampling_mask import LogitMask
@@ -119,6 +120,7 @@ class Backbone:
         self.adapter = adapter
         self.routers: Routers | None = None  # of a mixture of experts that is trained
         self.tower: ImageTower | None = None  # of a model that reads images
+        self.noise: EmbeddingNoise | None = None  # that acts in updates
         config: Any = lm.config
         # Whether it reads images whose tokens see each other (Layout.seen).
         self._mutual = reads_images(config) and cut_of(config.to_dict()) == "square"
@@ -312,7 +314,8 @@ class Backbone:
         encode = None
         if self.tower or layout.images:
             encode = encoder_of(layout, self.tower, on_ranks=self.ranks.size > 1, run=run)
-        return self._forward(*tensors, context, read, encode)
+        with nullcontext() if self.noise is None else self.noise.over(layout, run):
+            return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self, compiler: str, like: Layout) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -128,7 +128,11 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """Takes one optimizer step on `update`. The loss is a sum over micro-batches, each already
         divided by the denominators of the whole update.
         """
-        with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
+        number, noise = self.optimizer.updates, self.backbone.noise
+        noising: AbstractContextManager[None] = nullcontext()
+        if noise is not None:
+            noising = noise.of_update(update.experience.sequences.tokens, number)
+        with self.backbone.ranks.doing(f"{self.name} update {number}"), noising:
             if self.offload is not None:
                 self.offload.reload_all()
             return done(self._update(update, algorithm))

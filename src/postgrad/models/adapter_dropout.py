@@ -6,21 +6,17 @@ divided by 1 - p (Srivastava et al. 2014). A row's key is a hash of the tokens u
 cut, is the same when checkpointed activations are computed again, and needs no state to resume.
 """
 
-import sys
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import to_device
-
-LANES = 4  # features that share one 64-bit hash, 16 bits each: a quarter of the arithmetic
-STEPS = 2**16  # so p is a multiple of 2**-16
+from postgrad.models.row_hashes import LANES, STEPS, lanes_of, mixed, row_bits, signed
 
 
 class RowMasks:
@@ -30,14 +26,15 @@ class RowMasks:
 
     def __init__(self, seed: int, p: float) -> None:
         self.seed = seed
-        self.dropped = min(round(p * STEPS), STEPS - 1)  # of STEPS
+        # of STEPS, so p is a multiple of 2**-16
+        self.dropped = min(round(p * STEPS), STEPS - 1)
         self.rows: Tensor | None = None
 
     @contextmanager
     def of(self, keys: Tensor, update: int) -> Generator[None]:
         """Dropout acts, with the masks of these rows [T] int64 in this update."""
         before = self.rows
-        self.rows = _mix(keys ^ _signed(int(seeds.bits(self.seed, "lora dropout", update))))
+        self.rows = mixed(keys ^ signed(int(seeds.bits(self.seed, "lora dropout", update))))
         try:
             yield
         finally:
@@ -53,10 +50,9 @@ class CounterDropout(nn.Module):
         super().__init__()
         self._masks = masks
         self._width = width
-        lanes = np.arange(-(-width // LANES))
         number = zlib.crc32(layer.encode())
-        hashes = seeds.bits(masks.seed, "lora dropout feature", number, lanes).view(np.int64)
-        self.register_buffer("features", to_device(hashes, device), persistent=False)
+        hashes = seeds.bits(masks.seed, "lora dropout feature", number, lanes_of(width))
+        self.register_buffer("features", to_device(hashes.view("i8"), device), persistent=False)
 
     def cut(self, part: int, parts: int) -> None:
         """From now on inputs are the `part`-th of `parts` equal slices of the layer's inputs.
@@ -86,24 +82,4 @@ class CounterDropout(nn.Module):
         return x.masked_fill(self._dropped(rows, x.shape[-1]), 0.0) * (1.0 / keep)
 
     def _dropped(self, rows: Tensor, width: int) -> Tensor:
-        hashes = _mix(rows[:, None] ^ self.features)
-        # [T, width] numbers from -2**15 up, four of each hash. Their order within a hash depends on
-        # the byte order, which has to be the same on all machines
-        assert sys.byteorder == "little"
-        return hashes.view(torch.int16)[:, :width] < self._masks.dropped - STEPS // 2
-
-
-def _signed(number: int) -> int:
-    """The same 64 bits as a signed number, which is all that torch has."""
-    return number - 2**64 if number >= 2**63 else number
-
-
-def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser, as in core/seeds.py: products wrap, shifts fill with zeros."""
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, n: int) -> Tensor:
-    return (x >> n) & (2 ** (64 - n) - 1)
+        return row_bits(rows, self.features, width) < self._masks.dropped - STEPS // 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.algorithms.token_selection import TokenSelection
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.recipe.teachers import TeacherSettings
@@ -82,6 +83,8 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
         "correction": algorithm.weighs,
         "rejection": bool(algorithm.rejection),
         "off_policy_threshold": algorithm.off_policy_threshold is not None,
+        "second_moment": isinstance(algorithm, TokenSelection)
+        and algorithm.second_moment is not None,
     }
     if any(reads.values()) and rollout.filters and not rollout.keep_sampling_mask:
         stated = " and ".join(f"rollout.{name}" for name in rollout.filters)

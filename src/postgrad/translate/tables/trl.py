@@ -93,6 +93,15 @@ def _computed_again(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.skip(name, value, _OWN_LOOP)
 
 
+def _noise(draft: Draft, name: str, value: Any, _: str) -> None:
+    """NEFTune's, which every trainer has there."""
+    if draft.job == "sft":
+        of_length = "of each conversation's length, there of the padded or packed row's"
+        draft.put("algorithm.neftune_noise_alpha", decimal(value), of_length)
+    else:
+        draft.miss(name, value, "noise is added to embeddings in SFT alone")
+
+
 def _evaluated(draft: Draft, name: str, value: Any, _: str) -> None:
     """Samples of a held-out prompt."""
     if draft.get("eval.split"):
@@ -248,7 +257,7 @@ RULES: dict[str, Rule] = {
     **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
              "group_by_length", needless(common.PACKED)),
     "label_smoothing_factor": missing("the loss is the NLL of the tokens as they are"),
-    "neftune_noise_alpha": missing("no noise is added to embeddings"),
+    "neftune_noise_alpha": _noise,
     **family("", "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
              "vllm_group_port", needless("the run starts its engines and knows where they are")),
     "vllm_max_model_length": needless("data.max_len, which bounds prompt and answer"),
