@@ -205,8 +205,8 @@ def test_the_furthest_tokens_lose_their_loss_until_the_second_moment_is_small_en
         (0.01, [[0, 0, 1], [0, 1, 0]]),
     ]:
         credit = moved_credit(make_batch, over_responses, rows, second_moment=most)
-        found = [row[2:].tolist() for row in credit.experience.columns["selected"]]
-        assert found == [[1, 1, 1], [1, 1, 1], *selected]
+        left = [row[2:].tolist() for row in credit.experience.columns["selected"]]
+        assert left == [[1, 1, 1], [1, 1, 1], *selected]
         assert credit.metrics["selection/second_moment"] == pytest.approx(85 / 64)
         dropped = 6 - sum(map(sum, selected))
         assert credit.metrics["selection/moved_fraction"] == pytest.approx(dropped / 12)

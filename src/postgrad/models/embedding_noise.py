@@ -58,8 +58,9 @@ class EmbeddingNoise:
         before, self._rows = self._rows, None
         if self._batch is not None and layout.flat is not None:
             part = slice(None) if rows is None else slice(rows.start, rows.stop)
-            keys, bounds = (column[layout.flat[part]] for column in self._batch)
-            self._rows = keys, bounds * (layout.copies[part] > 0)
+            keys, bounds = self._batch
+            flat, is_real = layout.flat[part], layout.copies[part] > 0
+            self._rows = keys[flat], bounds[flat] * is_real
         try:
             yield
         finally:
@@ -72,8 +73,8 @@ class EmbeddingNoise:
         keys, bounds = self._rows
         device, width = embedded.device, embedded.shape[-1]
         lanes = seeds.bits(self._seed, "embedding noise feature", lanes_of(width))
-        hashes = (to_device(column.view(np.int64), device) for column in (keys, lanes))
+        rows, hashes = to_device(keys, device), to_device(lanes.view(np.int64), device)
         # the middles of STEPS equal parts of [-1, 1], whose mean is exactly 0
         step = (bounds / (math.sqrt(width) * STEPS / 2)).astype(np.float32)
-        noise = (row_bits(*hashes, width).float() + 0.5) * to_device(step, device)[:, None]
+        noise = (row_bits(rows, hashes, width).float() + 0.5) * to_device(step, device)[:, None]
         return (embedded + noise).to(embedded.dtype)
