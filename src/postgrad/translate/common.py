@@ -26,6 +26,23 @@ ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
 ADAPTED = "of the mean k1 of a step's tokens; there of its estimator, averaged over responses"
 PACKED = "padding is never computed here"
 LAUNCH = "how processes are launched"
+# The tool_format of an environment for vLLM's parsers of tool calls; "auto" is the default here.
+TOOL_FORMATS: dict[str, str | None] = {
+    "auto": None,
+    "hermes": "hermes",
+    "qwen3_json": "hermes",
+    "qwen3_coder": "qwen_xml",
+    "qwen3_xml": "qwen_xml",
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "glm45": "glm",
+    "glm47": "glm",
+    "mistral": "mistral",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+    "openai": "harmony",
+    "kimi_k2": "kimi",
+}
 
 
 def positive(options: Mapping[str, Any]) -> dict[str, Any]:
