@@ -146,7 +146,8 @@ def test_a_named_template_begins_with_the_first_token_where_it_is_added(
     result = of(*flags)
     assert "add_bos" not in {option.name for option in result.draft.missing}
     texts = list[str]()
-    for template in (result.recipe["data"]["chat_template"], template_text("tulu")):
+    stated = template_text(result.recipe["data"]["chat_template"])
+    for template in (stated, template_text("tulu")):
         compiled = ImmutableSandboxedEnvironment().from_string(template)
         special = {"eos_token": "</s>"} | ({} if bos is None else {"bos_token": bos})
         messages = [{"role": "user", "content": "hi"}]
@@ -164,10 +165,16 @@ def test_a_name_that_is_no_template_there_is_the_tokenizer_s_own_template() -> N
     assert of("--chat_template_name", "olmo").recipe["data"]["chat_template"] == "olmo"
 
 
-def test_a_first_token_before_the_tokenizer_s_own_template_is_lost() -> None:
-    (lost,) = [option for option in of("--add_bos").draft.missing if option.name == "add_bos"]
-    assert "{{ bos_token }}" in lost.why
-    assert "add_bos" not in {option.name for option in of("--add_bos", "false").draft.missing}
+def test_a_first_token_stands_before_the_tokenizer_s_own_template() -> None:
+    result = of("--add_bos")
+    own = '{% include "tokenizer" %}'
+    assert result.recipe["data"]["chat_template"] == f"{{{{ bos_token }}}}{own}"
+    assert result.draft.missing == []
+    olmo = of("--add_bos", "--model_name_or_path", "allenai/OLMo-2-1124-7B-SFT")
+    assert olmo.recipe["data"]["chat_template"] == f"{{{{ bos_token or eos_token }}}}{own}"
+    assert "chat_template" not in of("--add_bos", "false").recipe["data"]
+    file = of("--add_bos", "--chat_template_name", "own.jinja")
+    assert [option.name for option in file.draft.missing] == ["add_bos"]
 
 
 def test_eight_bit_moments_and_compiled_layers_have_their_keys() -> None:

@@ -20,7 +20,7 @@ _OTHER = (
     "a row whose column dataset names a verifier that [[rewards]] lack is refused at the start; "
     "there it has a reward of 0"
 )
-_ASKED = {"code": "code_api_url", "judge": "llm_judge_model"}  # who states it has such rows
+_NEEDS = {"code": "code_api_url", "judge": "llm_judge_model"}  # of rows that ask for them
 
 
 def scored(draft: Draft, options: Options, program: str) -> None:
@@ -63,7 +63,7 @@ def _verifiers(draft: Draft, options: Options, weight: float) -> None:
     kinds = set[str]().union(*named)
     if not (named and all(named)):
         kinds |= {"gsm8k", "math", "ifeval"}
-    kinds |= {kind for kind, option in _ASKED.items() if options.states(option)}
+    kinds |= {kind for kind, option in _NEEDS.items() if options.states(option)}
     is_single = len(kinds) == 1
     if not is_single:
         draft.notes.append(_OTHER)
