@@ -40,7 +40,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "batch.rollout_batch_size": (1, 2, 3),
     "batch.train_batch_size": (1, 2, 3, 6),
     "checkpoint.best_metric": ("eval/accuracy", "eval/loss", "eval/reward"),
-    "data.chat_template": ("chatml", "tulu", "llama3"),
+    "data.chat_template": ("chatml", "tulu", "llama3", '{{ "" }}{% include "tokenizer" %}'),
     "data.max_len": (24, 40, 64),
     "data.system": ("", "Be brief."),
     "eval.component": ("regex", "stop_properly"),

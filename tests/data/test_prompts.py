@@ -50,6 +50,16 @@ def test_a_prompt_has_its_tokens_its_answer_and_its_rows_other_columns(
     assert prompt.metadata == {"level": 1}
 
 
+def test_a_token_may_stand_before_what_the_tokenizer_s_own_template_writes(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(rows_of([2, 3]))
+    template = '{{ eos_token }}{% include "tokenizer" %}'
+    begun = load(path, tokenizer, shuffle=False, chat_template=template).draw(1, seed=0)
+    plain = load(path, tokenizer, shuffle=False).draw(1, seed=0)
+    assert begun.token_ids.tolist() == [tokenizer.eos_token_id, *plain.token_ids.tolist()]
+
+
 def test_dropped_prompts_leave_no_gap_among_tickets(write_rows: WriteRows, tokenizer: Any) -> None:
     asked: list[int] = []
 

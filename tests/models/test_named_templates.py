@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from postgrad.core.errors import UsageError
-from postgrad.models.named_templates import names, template_text
+from postgrad.models.fresh import END, TEMPLATE
+from postgrad.models.named_templates import chat_template_of, names, template_text, with_template
 
 CHAT = [
     {"role": "user", "content": "q1"},
@@ -157,3 +160,32 @@ def test_a_wrong_name_is_told_the_nearest() -> None:
         template_text("chatlm")
     with pytest.raises(UsageError, match="the names are alpaca, chatml, gemma"):
         template_text("\x00")
+
+
+def with_own(template: str | None) -> Any:
+    """A tokenizer of one word, with this template of its own."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({END: 0}, END)),
+        eos_token=END,
+        chat_template=template,
+    )
+
+
+def test_a_text_takes_in_a_named_template() -> None:
+    assert template_text('{{ bos_token }}{% include "tulu" %}') == "{{ bos_token }}" + (
+        template_text("tulu")
+    )
+    with pytest.raises(UsageError, match=r"includes 'tulo': .*did you mean 'tulu'\?"):
+        template_text("{%- include 'tulo' -%}")
+
+
+def test_a_text_takes_in_the_tokenizer_s_own_template(tmp_path: Path) -> None:
+    stated = template_text("{{ eos_token }}{%- include 'tokenizer' %}")
+    assert chat_template_of(with_own(TEMPLATE), stated) == "{{ eos_token }}" + TEMPLATE
+    assert chat_template_of(with_own(TEMPLATE), None) == TEMPLATE
+    assert chat_template_of(with_own(TEMPLATE), "{{ x }}") == "{{ x }}"
+    (tmp_path / "begun.jinja").write_text(stated, "utf-8")
+    exported = with_template(with_own(TEMPLATE), str(tmp_path / "begun.jinja"))
+    assert exported.chat_template == "{{ eos_token }}" + TEMPLATE
+    with pytest.raises(UsageError, match="own template, and it has none"):
+        chat_template_of(with_own(None), stated)

@@ -86,6 +86,16 @@ def test_tests_are_read_as_data_sets_write_them():
     ]
 
 
+def test_a_list_of_one_reference_has_the_tests_in_it() -> None:
+    """As an assertion it would be a list of texts, which every program passes."""
+    assert read_tests(json.dumps(['["assert 1", "assert 2"]'])) == [
+        AssertionTest(("assert 1",), None),
+        AssertionTest(("assert 2",), None),
+    ]
+    assert read_tests([json.dumps(SUM)]) == read_tests(SUM)
+    assert read_tests(["assert 1"]) == [AssertionTest(("assert 1",), None)]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

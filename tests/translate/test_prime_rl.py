@@ -8,8 +8,8 @@ import pytest
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.environments.tool_formats import ToolFormat
+from postgrad.translate.common import TOOL_FORMATS
 from postgrad.translate.draft import toml_value
-from postgrad.translate.tables.prime_rl import TOOL_FORMATS
 from postgrad.translate.translate import Translation, sources, translate
 
 SOURCE = """

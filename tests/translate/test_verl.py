@@ -436,6 +436,72 @@ def test_a_config_of_the_users_is_read_without_the_configs_that_it_begins_with(
     assert translation.recipe["run_dir"] == "out/p/x"
 
 
+def checkout(folder: Path) -> Path:
+    """A script in a checkout, with a config and a file of tools that it names from the top."""
+    configs = folder / "configs"
+    configs.mkdir()
+    (folder / "setup.py").write_text("")
+    (configs / "own.yaml").write_text(
+        "defaults: [ppo_trainer]\ndata: {train_batch_size: 32, max_response_length: 96}\n"
+        "actor_rollout_ref: {rollout: {n: 4, multi_turn: {enable: true, max_user_turns: 3}}}\n"
+    )
+    (configs / "tools.yaml").write_text(
+        "tools:\n- class_name: verl.tools.gsm8k_tool.Gsm8kTool\n  config: {type: native}\n"
+        "  tool_schema: {type: function, function: {name: grade, description: d}}\n"
+    )
+    script = configs / "run.sh"
+    words = [word for word in BASE if not word.startswith(f"{ROLLOUT}n=")]
+    program = 'python -m verl.trainer.main_ppo --config-path="$(pwd)/configs" --config-name=own'
+    script.write_text(f"{program} {' '.join(words)} data.max_response_length=64\n")
+    return script
+
+
+def test_a_config_of_the_user_s_is_read_below_the_overrides(tmp_path: Path) -> None:
+    translation = translate("verl", [str(checkout(tmp_path))])
+    assert translation.problem is None
+    batch = translation.recipe["batch"]
+    assert (batch["rollout_batch_size"], batch["n_samples_per_prompt"]) == (32, 4)
+    assert translation.recipe["rollout"]["max_new_tokens"] == 64
+    assert "data.train_batch_size" in translation.stated
+    (tmp_path / "configs" / "own.yaml").unlink()
+    alone = translate("verl", [str(tmp_path / "configs" / "run.sh")])
+    assert "configs/own.yaml is not here, so what it says is missing" in alone.text
+
+
+def test_tools_of_a_config_are_functions_that_the_user_writes(tmp_path: Path) -> None:
+    option = f"{ROLLOUT}multi_turn.tool_config_path"
+    script = str(checkout(tmp_path))
+    translation = translate("verl", [script, f"{option}=configs/tools.yaml"])
+    assert translation.recipe["environment"] == {
+        "type": "tools", "tools": ["my_tools:grade"], "max_turns": 4, "longest_result": 256,
+        "tool_format": "hermes",
+    }  # fmt: skip
+    assert "my_tools" in str(translation.problem)  # until it is written
+    assert not {name for name in missing(translation) if "multi_turn" in name}
+    elsewhere = translate("verl", [script, f"{option}=/etc/tools.yaml"])
+    assert "environment" not in elsewhere.recipe
+    assert option in missing(elsewhere)
+
+
+def test_columns_within_columns_of_sft_have_dotted_names() -> None:
+    translation = translate("verl", [
+        "sft", "model.path=m", "data.train_files=x.parquet", "data.prompt_key=extra_info",
+        "data.response_key=extra_info", "data.prompt_dict_keys=['question']",
+        "+data.response_dict_keys=['answer']",
+    ])  # fmt: skip
+    assert translation.problem is None
+    assert translation.recipe["data"]["prompt"] == "extra_info.question"
+    assert translation.recipe["data"]["answer"] == "extra_info.answer"
+    assert missing(translation) == set()
+
+
+def test_a_known_score_is_of_its_rows_alone_beside_files_of_others() -> None:
+    translation = of("data.train_files=['~/gsm8k/train.parquet','~/mine/train.parquet']")
+    (reward,) = translation.recipe["rewards"]
+    assert (reward["type"], reward["when"]) == ("gsm8k", {"data_source": "openai/gsm8k"})
+    assert "~/mine/train.parquet is not known" in translation.text
+
+
 def test_another_program_is_told_what_stands_for_it() -> None:
     with pytest.raises(UsageError, match="postgrad generate"):
         translate("verl", ["python", "-m", "verl.trainer.main_generation_server", "data.n=1"])

@@ -20,6 +20,7 @@ from postgrad.data.chat_format import Message
 from postgrad.data.packed import PackedJson, StoredBytes, StoredColumn
 from postgrad.data.texts import TokenColumns
 from postgrad.models import render_child, rendering
+from postgrad.models.named_templates import includes_own
 
 SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
 
@@ -79,7 +80,9 @@ class TokenCache:
         """Whether the chat template writes today's date, as Llama 3.2's does where none is given:
         such tokens are not cached.
         """
-        return "strftime_now" in str(call.get("chat_template", self._tokenizer.chat_template))
+        own, stated = str(self._tokenizer.chat_template), call.get("chat_template")
+        read = own if stated is None else stated + own if includes_own(stated) else stated
+        return "strftime_now" in read
 
     def _key(self, messages: PackedJson[list[Message]], call: Mapping[str, Any], how: str) -> str:
         digest = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())

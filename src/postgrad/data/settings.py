@@ -43,7 +43,8 @@ class RowSettings(Settings):
     # Branch, tag or commit of a hub dataset; left out, main as it is when the run begins.
     revision: str | None = Field(default=None, pattern=REVISION)
     split: str = "train"  # with a slice as in `datasets`: "train[:-500]", "test[90%:]"
-    # In place of the tokenizer's: a name ("chatml", "tulu", "llama3"), a Jinja file, or its text.
+    # In place of the tokenizer's: a name ("chatml", "tulu", "llama3"), a Jinja file, or its text,
+    # which may include a name or the tokenizer's own: {{ bos_token }}{% include "tokenizer" %}.
     chat_template: str = ""
     filter: str = ""  # "package.module:function", row -> bool
     map: str = ""  # "package.module:function", row -> row

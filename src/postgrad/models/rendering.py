@@ -27,6 +27,7 @@ import psutil
 from postgrad.core.errors import RunError
 from postgrad.core.media import MARK
 from postgrad.models import render_child
+from postgrad.models.named_templates import chat_template_of
 
 Wanted = tuple[int, bool]  # (n, generation): the first n messages, with the start of an answer?
 # Messages, and the texts that are asked of them. The functions that a conversation may call are the
@@ -281,13 +282,13 @@ def program_of(
         raise Unrenderable(NO_TEMPLATE)
     try:
         called = [{}] if tools else named.get("tools")  # read for its presence only
-        template = tokenizer.get_chat_template(named.pop("chat_template", None), called)
+        template = chat_template_of(tokenizer, named.pop("chat_template", None), called)
     except ValueError as error:
         raise Unrenderable(str(error)) from error
     for name in TAKEN.intersection(named):
         raise Unrenderable(f"{name!r} is no variable of a chat template (chat_template_kwargs)")
     try:
-        return str(template), json.dumps({**tokenizer.special_tokens_map, **named})
+        return template, json.dumps({**tokenizer.special_tokens_map, **named})
     except (TypeError, ValueError, RecursionError) as error:
         raise Unrenderable(f"its variables have to be JSON values: {error}") from error
 

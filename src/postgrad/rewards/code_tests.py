@@ -4,6 +4,7 @@
 - calls: the same with "fn_name"; inputs are lists of arguments, outputs values
 - [{"input": ..., "output": ..., "testtype": "stdin" | "functional"}, ...], as LiveCodeBench
 - assertions: code as text, or a list of texts; `check(candidate)` of HumanEval is called
+- a list of one text that is any of these
 """
 
 import json
@@ -51,11 +52,9 @@ def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> l
 
     Raises ValueError where `value` has none of the forms above.
     """
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"the tests are no JSON: {error}") from error
+    value = _parsed(value)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = _parsed(value[0])  # of a column that has a list of references
     if isinstance(value, str) and value.strip():
         tests: list[Test] = [_assertion(value, entry_point, setup)]
     elif isinstance(value, Mapping):
@@ -72,6 +71,16 @@ def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> l
     if not tests:
         raise ValueError("there are no tests")
     return tests
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a text that is JSON by its first letter. Raises ValueError where it is not."""
+    if not (isinstance(value, str) and value.lstrip()[:1] in ("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"the tests are no JSON: {error}") from error
 
 
 def same_text(wanted: str, got: str, tolerance: float = 0.0) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.data.templates import template_call
+from postgrad.models.named_templates import chat_template_of
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names
@@ -47,4 +48,4 @@ def _formats(recipe: Answering, tokenizer: Any) -> Iterator[str | None]:
     for source in (*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)):
         stated = template_call(source).get("chat_template")
         if stated is not None or tokenizer.chat_template:
-            yield format_of(tokenizer.get_chat_template(stated))
+            yield format_of(chat_template_of(tokenizer, stated))

@@ -24,8 +24,30 @@ CONFIG = "a model's config is its own: edit that of a copy (docs/how-to/longer-r
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
 ADAPTED = "of the mean k1 of a step's tokens; there of its estimator, averaged over responses"
+OTHER_TOKENIZER = (
+    "the tokenizer is read from model.path: where the other's tokens are the same, name its "
+    "chat_template.jinja in data.chat_template and what ends a turn in model.eos_token; else put "
+    "its files into a copy of the model's folder"
+)
 PACKED = "padding is never computed here"
 LAUNCH = "how processes are launched"
+# The tool_format of an environment for vLLM's parsers of tool calls; "auto" is the default here.
+TOOL_FORMATS: dict[str, str | None] = {
+    "auto": None,
+    "hermes": "hermes",
+    "qwen3_json": "hermes",
+    "qwen3_coder": "qwen_xml",
+    "qwen3_xml": "qwen_xml",
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "glm45": "glm",
+    "glm47": "glm",
+    "mistral": "mistral",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+    "openai": "harmony",
+    "kimi_k2": "kimi",
+}
 
 
 def positive(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,8 +232,10 @@ def tokenizer(draft: Draft, options: Options, name: str, revision: str) -> None:
     place, version = options.take(name), options.take(revision)
     why = "the tokenizer is read from model.path"
     if place is not None and options.states(name):
-        same = str(place) == str(draft.get("model.path"))
-        (draft.skip if same else draft.miss)(name, place, why)
+        if str(place) == str(draft.get("model.path")):
+            draft.skip(name, place, why)
+        else:
+            draft.miss(name, place, OTHER_TOKENIZER)
     if version is not None and options.states(revision):
         same = str(version) == str(draft.get("model.revision", "main"))
         (draft.skip if same else draft.miss)(revision, version, f"{why}, at model.revision")

@@ -6,7 +6,7 @@ import datetime
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,16 +131,16 @@ def text_of(path: Path, most: int = MOST_BYTES) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def prompt_text(name: str, folder: Path) -> str | None:
-    """The text of a prompt's file that a source in `folder` names; None where there is none.
+def in_checkout(name: str, folder: Path, suffixes: Sequence[str]) -> Path | None:
+    """The file that a source in `folder` names; None where there is none.
 
     Systems name it from the top of their checkout, where their commands run: it is looked for in
     `folder` and those above it, up to the first with a mark of a checkout's top; without a mark in
     `folder` alone. Whoever wrote the source must not have other files of this machine read: a name
-    that leads out of these folders, by "..", a link or from the root, is not followed, nor one that
-    is no text by its suffix or is long.
+    that leads out of these folders, by "..", a link or from the root, is not followed, nor one of
+    another suffix.
     """
-    if Path(name).suffix not in PROMPTS or Path(name).is_absolute():
+    if Path(name).suffix not in suffixes or Path(name).is_absolute():
         return None
     folder = folder.resolve()
     above = [folder, *folder.parents]
@@ -152,14 +152,18 @@ def prompt_text(name: str, folder: Path) -> str | None:
     for parent in above[: top + 1]:
         path = parent / name
         if is_file(path) and path.resolve().is_relative_to(above[top]):
-            return _prompt_of(path)
+            return path
     return None
 
 
-def _prompt_of(path: Path) -> str | None:
+def prompt_text(name: str, folder: Path) -> str | None:
+    """The text of a prompt's file in the checkout of a source; None where there is none, or it is
+    no text or long.
+    """
+    path = in_checkout(name, folder, PROMPTS)
     try:
-        return decoded(read_bytes(path, MOST_PROMPT))
-    except (OSError, ValueError):  # no text, or too long: listed as missing
+        return None if path is None else decoded(read_bytes(path, MOST_PROMPT))
+    except (OSError, ValueError):  # listed as missing
         return None
 
 

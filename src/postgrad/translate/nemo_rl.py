@@ -157,11 +157,25 @@ def _batch(draft: Draft, options: Options) -> None:
         common.micro_batch(draft, micro)
 
 
-def _sampling(draft: Draft, options: Options) -> None:
+def _longest_answer(draft: Draft, options: Options) -> None:
+    """rollout.max_new_tokens. There an answer may use what its prompt leaves of the whole: behind
+    the longest prompt that is the same, and without a limit of prompts half of the whole.
+    """
+    prompts = "data.max_input_seq_length"
     new, longest = options.take("policy.generation.max_new_tokens"), int(draft.get("data.max_len"))
-    fits = isinstance(new, int) and new < longest
-    comment = "" if fits else "half of data.max_len; there what the prompt leaves of it"
-    draft.put("rollout.max_new_tokens", int(new or 0) if fits else longest // 2, comment)
+    most = options.stated.get(prompts)
+    if isinstance(new, int) and new < longest:
+        draft.put("rollout.max_new_tokens", new)
+    elif isinstance(most, int) and 0 < most < longest:
+        comment = f"behind prompts of {options.take(prompts)}; there what a prompt leaves"
+        draft.put("rollout.max_new_tokens", longest - most, comment)
+    else:
+        comment = "half of data.max_len; there what the prompt leaves of it"
+        draft.put("rollout.max_new_tokens", longest // 2, comment)
+
+
+def _sampling(draft: Draft, options: Options) -> None:
+    _longest_answer(draft, options)
     draft.put("rollout.temperature", decimal(options.take("policy.generation.temperature")))
     top_p, top_k = (options.take(f"policy.generation.{name}") for name in ("top_p", "top_k"))
     draft.put("rollout.top_p", decimal(top_p) if top_p not in (None, 1, 1.0) else None)

@@ -95,19 +95,20 @@ def draft_recipe(source: SourceCommand) -> Draft:
 
 
 def _begin_with_bos(draft: Draft) -> None:
-    """The text of a named chat template, behind the token that begins texts. OLMo's tokenizers have
-    none, and Open-Instruct takes the one that ends texts in its place.
+    """A chat template behind the token that begins texts. OLMo's tokenizers have none, and
+    Open-Instruct takes the one that ends texts in its place.
     """
-    name, key = draft.get("data.chat_template"), "data.chat_template"
+    name, key = draft.get("data.chat_template", "tokenizer"), "data.chat_template"
     token = (
         "bos_token or eos_token" if "olmo" in str(draft.get("model.path")).lower() else "bos_token"
     )
-    if name in named_templates.names():
-        text = f"{{{{ {token} }}}}{named_templates.template_text(name)}"
-        draft.put(key, text, f'"{name}" behind the first token')
+    text, comment = f'{{{{ {token} }}}}{{% include "{name}" %}}', "add_bos"
+    if name == "tokenizer":
+        comment = "add_bos; refused there where the tokenizer's template begins with the token"
+    if name in (*named_templates.names(), "tokenizer"):
+        draft.put(key, text, comment)
     else:
-        why = f"give {key} the template's text, with {{{{ {token} }}}} before it"
-        draft.miss("add_bos", True, why)
+        draft.miss("add_bos", True, f"begin the template's text with {{{{ {token} }}}}")
 
 
 def _on_hub(draft: Draft, options: Options) -> None:

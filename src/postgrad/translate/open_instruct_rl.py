@@ -1,14 +1,11 @@
-"""GRPO and PPO of Open-Instruct: where things run, batches, the algorithm, rewards, times."""
+"""GRPO and PPO of Open-Instruct: where things run, batches, the algorithm, times."""
 
-import re
-
-from postgrad.translate import common, places
+from postgrad.translate import common, open_instruct_scored, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
-from postgrad.translate.rules import Options, decimal, flag, texts
-from postgrad.translate.tables.open_instruct import KL_ESTIMATORS, VERIFIERS
+from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.tables.open_instruct import KL_ESTIMATORS
 
-_GAME = re.compile(r"guess[_-]number")
 _ENGINES = places.EngineOptions(
     count="vllm_num_engines", tensor_parallel="vllm_tensor_parallel_size",
     memory="vllm_gpu_memory_utilization", eager="vllm_enforce_eager",
@@ -40,10 +37,7 @@ def answers(draft: Draft, options: Options, program: str) -> None:
     else:
         _grpo(draft, options)
     _ahead(draft, options)
-    if not _environment(draft, options):
-        _rewards(draft, options, program)
-    _non_stop(draft, options, program)
-    _tags(draft, options)
+    open_instruct_scored.scored(draft, options, program)
     _times(draft, options)
 
 
@@ -214,101 +208,6 @@ def _ppo(draft: Draft, options: Options) -> None:
     _kl(draft, options, "reward")
     if options.states("vf_coef"):
         draft.miss("vf_coef", options.take("vf_coef"), "the critic has an optimizer of its own")
-
-
-def _rewards(draft: Draft, options: Options, program: str) -> None:
-    weight = decimal(options.take("verification_reward"))
-    verified = flag(options.take("apply_verifiable_reward", program == "grpo"))
-    path = options.take("reward_model_path")
-    factor = decimal(options.take("reward_model_multiplier", 1.0))
-    if program == "ppo" and path:
-        draft.put("reward_model.model.path", path, "the critic starts from it, as there")
-        if factor:
-            draft.reward("reward_model", weight=factor)
-    if not verified:
-        if not (program == "ppo" and path and factor):
-            draft.reward("my_rewards:score", "the source names no reward: write this function")
-        return
-    paths = [
-        str(value).lower()
-        for place, value in draft.values.items()
-        if place[0] == "data" and place[-1] == "path"
-    ]
-    parts = _parts(" ".join(paths))
-    verifiers = [kind for words, kind in VERIFIERS.items() if parts & {*words.split("|")}]
-    if len(verifiers) < 2:
-        _, type, settings, other = verifiers[0] if verifiers else VERIFIERS["math"]
-        comment = (
-            "as the dataset's name says" if verifiers else "which one the rows want is not said"
-        )
-        draft.reward(type, comment + other, weight=weight, **settings)
-        return
-    for column, type, settings, other in verifiers:
-        draft.reward(type, f"rows say their verifier in the column dataset{other}", weight=weight,
-                    when={"dataset": column}, **settings)  # fmt: skip
-
-
-def _environment(draft: Draft, options: Options) -> bool:
-    """[environment] for the game of guessing a number; false for any other task."""
-    tools = texts(options.stated.get("tools") or [])
-    paths = [str(value) for place, value in draft.values.items() if place[-1] == "path"]
-    if not any(map(_GAME.search, (*tools, *paths))):
-        return False
-    if others := [name for name in texts(options.take("tools") or []) if not _GAME.search(name)]:
-        draft.miss("tools", others, "an environment is one game or one set of tools")
-    samples, _ = common.per_step(draft)
-    each = int(draft.get("batch.n_samples_per_prompt"))
-    for place in [place for place in draft.values if place[0] == "data" and place[-1] != "max_len"]:
-        draft.values.pop(place)
-        draft.comments.pop(place, None)
-    draft.put("environment.type", "guess_number",
-              "a turn is a number, without a call of a tool; only a hit is rewarded")  # fmt: skip
-    draft.put("environment.max_turns", options.number("max_steps", 20))
-    draft.put("data.path", "postgrad.rollout.environments.guess_number:rows",
-              "games from 1 to 100, made here")  # fmt: skip
-    draft.put("data.prompt", "question")
-    draft.put("data.answer", "answer")
-    draft.put("data.size", max(samples, options.number("total_episodes")) // each)
-    draft.put("data.task", {"lowest": 1, "highest": 100, "least": 100, "most": 100})
-    for name in ("verification_reward", "apply_verifiable_reward", "tool_parser_type"):
-        if options.states(name):
-            draft.skip(name, options.take(name), "the game rewards, and its turns are plain text")
-        options.take(name)
-    return True
-
-
-def _non_stop(draft: Draft, options: Options, program: str) -> None:
-    """A reward that replaces all others of a sample that was cut off."""
-    values = [options.take(name) for name in ("non_stop_penalty_value", "penalty_reward_value")]
-    if flag(options.take("non_stop_penalty", False)):
-        default = -10.0 if program == "ppo" else 0.0
-        value = next((decimal(stated) for stated in values if stated is not None), default)
-        common.cut_off(draft, value, "non_stop_penalty replaces the reward of what was cut off")
-
-
-def _tags(draft: Draft, options: Options) -> None:
-    """Whether a thought ends and an answer stands in its tags: a gate, or a part of the sum."""
-    option = "apply_r1_style_format_reward"
-    scale = decimal(options.take("r1_style_format_reward", 1.0))
-    is_added = flag(options.take("additive_format_reward", False))
-    if not flag(options.take(option, False)):
-        return
-    pattern = {"pattern": r"</think>\s*<answer>.*?</answer>", "dot_all": True}
-    if is_added:
-        draft.reward("regex", "r1_style_format_reward", **pattern, weight=scale)
-    elif scale == 1.0:
-        comment = "apply_r1_style_format_reward: without the tags the reward is 0"
-        draft.reward("regex", comment, **pattern, gate=True)
-        draft.put(f"rewards.{draft.rewards - 1}.weight", 0.0)
-    else:
-        why = "there verifiers count only where r1_style_format_reward is 1"
-        draft.miss(option, True, why)
-
-
-def _parts(name: str) -> set[str]:
-    """The words of dataset names; "gsm8k" counts as "gsm" too."""
-    words = set(name.replace("/", " ").replace("-", " ").replace("_", " ").split())
-    return words | {"gsm" for word in words if word.startswith("gsm")}
 
 
 def _times(draft: Draft, options: Options) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from postgrad.data.settings import NO_ENVIRONMENT
+from postgrad.translate import common
 from postgrad.translate.draft import Draft
 from postgrad.translate.nested import nested
 from postgrad.translate.rules import Options, decimal, flag, non_negative
-from postgrad.translate.tables.prime_rl import SOURCE_RULES, TOOL_FORMATS
+from postgrad.translate.tables.prime_rl import SOURCE_RULES
 
 TRAIN = "orchestrator.train.source"
 _EVAL = "orchestrator.eval.source"
@@ -77,11 +78,11 @@ def _tool_format(draft: Draft, options: Options, places: Sequence[str]) -> None:
         if not options.states(name):
             continue
         parser = str(options.take(name))
-        if parser not in TOOL_FORMATS:
+        if parser not in common.TOOL_FORMATS:
             draft.miss(name, parser, "environment.tool_format has no such format of calls")
             continue
         for place in places:
-            draft.put(f"{place}.tool_format", TOOL_FORMATS[parser])
+            draft.put(f"{place}.tool_format", common.TOOL_FORMATS[parser])
 
 
 def _thoughts(draft: Draft, options: Options, places: Sequence[str]) -> None:

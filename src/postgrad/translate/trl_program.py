@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import decoded, parse_json, read_bytes, reason
+from postgrad.translate.common import OTHER_TOKENIZER
 from postgrad.translate.draft import Draft, ImageRun
 from postgrad.translate.files import text_of as read_text
 from postgrad.translate.launch import launched
@@ -324,7 +325,7 @@ class _Trainer:
         if "chat_template" in kwargs:
             self._reading.put("chat_template_path", kwargs["chat_template"])
         if path is not None and path != model:
-            self._reading.lose(name, path, "the tokenizer is read from model.path")
+            self._reading.lose(name, path, OTHER_TOKENIZER)
         else:
             self._reading.spare(name, value, "the tokenizer is read from model.path")
 

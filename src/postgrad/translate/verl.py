@@ -5,15 +5,15 @@ Its batch numbers of RL count prompts: a step has `data.train_batch_size` of the
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, mixtures, verl_loss, verl_policy, verl_rl
 from postgrad.translate.draft import Draft
-from postgrad.translate.files import config_table
-from postgrad.translate.nested import flattened, overrides, resolved
+from postgrad.translate.files import CONFIGS, config_table, in_checkout
+from postgrad.translate.nested import flattened, overlaid, overrides, resolved
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.verl import (
@@ -66,12 +66,30 @@ def config_of(path: Path) -> dict[str, Any]:
 
 def names_of(source: SourceCommand) -> list[str]:
     """The options that a source states, by the names that its draft has."""
-    return list(canonical(source.options))
+    return list(canonical(_configured(source)[0]))
+
+
+def _configured(source: SourceCommand) -> tuple[Mapping[str, Any], str]:
+    """(the options of a command over those of the config that it names, a note where that is not
+    here). A config without a folder beside it is verl's own, of which the defaults are known.
+    """
+    folder, name = (
+        source.options.get(f"config-{key}", source.options.get(f"config_{key}"))
+        for key in ("path", "name")
+    )
+    if not folder or not name:
+        return source.options, ""
+    file = Path(str(folder)) / f"{str(name).removesuffix('.yaml')}.yaml"
+    path = in_checkout(str(file), source.folder, CONFIGS)
+    if path is None:
+        return source.options, f"{file} is not here, so what it says is missing"
+    return overlaid(config_of(path), source.options), ""
 
 
 def draft_recipe(source: SourceCommand) -> Draft:
     """The recipe of one of verl's commands."""
-    stated = canonical(source.options)
+    given, unread = _configured(source)
+    stated = canonical(given)
     program = source.program or _guessed(stated)
     if program not in JOBS:
         raise UsageError(f"{program or 'no program'}: say which of {', '.join(SHORT)} it is")
@@ -80,6 +98,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     values = resolved({**defaults, **stated})
     options = Options({name: values[name] for name in stated}, defaults)
     draft = Draft(job, "verl", source.images)
+    draft.notes += [unread] if unread else []
     if job == "rl":
         _rl(draft, options, source, program)
     else:
@@ -109,6 +128,7 @@ def _rl(draft: Draft, options: Options, source: SourceCommand, program: str) -> 
     verl_policy.counted(draft, options, ahead)
     files = verl_rl.rows(draft, options)
     verl_rl.rewards(draft, options, files)
+    verl_rl.tools(draft, options, source.folder)
     verl_policy.frozen(draft, options)
     if verl_rl.held_out(draft, options):
         _evaluated(draft, options, options.take("trainer.test_freq", -1))
@@ -141,7 +161,10 @@ def _sft(draft: Draft, options: Options, source: SourceCommand) -> None:
     prompt, answer = options.take("data.prompt_key"), options.take("data.response_key")
     if prompt is not None and answer is not None:
         options.take("data.messages_key")
-        columns = {"prompt": str(prompt), "answer": str(answer)}
+        within = {"prompt": [str(prompt)], "answer": [str(answer)]}
+        within["prompt"] += options.texts("data.prompt_dict_keys")
+        within["answer"] += options.texts("data.response_dict_keys")
+        columns = {key: ".".join(names) for key, names in within.items()}
     else:
         columns = {"messages": str(options.take("data.messages_key"))}
     common.sources(draft, [{"path": name} for name in files])

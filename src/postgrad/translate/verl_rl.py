@@ -2,11 +2,15 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 from postgrad.translate import common
 from postgrad.translate.draft import Draft
+from postgrad.translate.files import CONFIGS, config_table, in_checkout
+from postgrad.translate.nested import flattened
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.verl import (
     ACTOR,
@@ -17,6 +21,10 @@ from postgrad.translate.tables.verl import (
 SAMPLES = f"{ROLLOUT}n"
 _HOME = re.compile(r"^(?:\$HOME|\$\{HOME\})(?=/|$)")
 _REWARD = "reward."
+_TURNS = f"{ROLLOUT}multi_turn."
+_TOOLS = (f"{_TURNS}tool_config_path", "data.tool_config_path")
+_SCHEMA_NAME = re.compile(r"tools\.\d+\.tool_schema\.function\.name")
+_FORMATS = {"hermes": "hermes", "gpt-oss": "harmony", "qwen3_coder": "qwen_xml"}  # of calls
 
 
 def home(path: str) -> str:
@@ -178,6 +186,39 @@ def rewards(draft: Draft, options: Options, files: list[str]) -> None:
     _shaping(draft, options)
 
 
+def tools(draft: Draft, options: Options, folder: Path) -> None:
+    """[environment] for the tools of a config, which says their names; their code is the user's."""
+    option = next((name for name in _TOOLS if options.states(name)), "")
+    path = in_checkout(str(options.stated.get(option)), folder, CONFIGS)
+    names = [] if path is None else _tool_names(config_table(path))
+    if not names:
+        return
+    options.take(option)
+    options.take(f"{_TURNS}enable")
+    draft.put("environment.type", "tools")
+    draft.put("environment.tools", [f"my_tools:{name}" for name in names],
+              f"write {', '.join(names)}: what is called gets its arguments alone")  # fmt: skip
+    answers = options.number(f"{_TURNS}max_assistant_turns", 0)
+    replies = options.number(f"{_TURNS}max_user_turns", 0)
+    limits = [turns for turns in (answers, replies + 1 if replies > 0 else 0) if turns > 0]
+    draft.put("environment.max_turns", min(limits) if limits else None)
+    longest = options.number(f"{_TURNS}max_tool_response_length", 256)
+    draft.put("environment.longest_result", longest, "characters; there cut in the middle")
+    parser = str(options.take(f"{_TURNS}format", "hermes"))
+    draft.put("environment.tool_format", _FORMATS.get(parser))
+    if parser not in _FORMATS:
+        draft.miss(f"{_TURNS}format", parser, "environment.tool_format has no such format")
+
+
+def _tool_names(table: Mapping[str, Any]) -> list[str]:
+    """The functions of a config of tools; [] where an entry has none, as one of a server."""
+    entries = cast("list[Any]", table.get("tools") or [])
+    values = flattened({"tools": entries}) if isinstance(entries, list) else {}
+    names = [str(value) for name, value in values.items() if _SCHEMA_NAME.fullmatch(name)]
+    is_whole = len(names) == len(entries) and all(name.isidentifier() for name in names)
+    return names if is_whole else []
+
+
 def _by_source(draft: Draft, files: list[str]) -> None:
     """verl's own scores, which the column data_source chooses."""
     kinds = {
@@ -187,9 +228,13 @@ def _by_source(draft: Draft, files: list[str]) -> None:
         if re.search(pattern, name, re.I)
         and pattern == next(p for p, _, _ in SOURCES if re.search(p, name, re.I))
     }
+    others = [name for name in files if not any(re.search(p, name, re.I) for p, _, _ in SOURCES)]
+    if kinds and others:
+        unknown = f"verl's score of the rows of {', '.join(others)} is not known"
+        draft.notes.append(f"{unknown}: write one of [[rewards]] for them")
     for source, entries in kinds.items():
         for kind, settings, comment in entries:
-            chosen = {"when": {"data_source": source}} if len(kinds) > 1 else {}
+            chosen = {"when": {"data_source": source}} if len(kinds) > 1 or others else {}
             draft.reward(kind, comment, **settings, **chosen)
     if not kinds:
         draft.reward("my_rewards:score", "verl scores by the column data_source: write this one")

@@ -15,6 +15,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle, done
 from postgrad.core.records import Behind, EpisodeFailure, PlacedImage, Prompt
 from postgrad.data.chat_format import Message
+from postgrad.models.named_templates import chat_template_of
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
@@ -367,7 +368,7 @@ def dialogue(
     chat_variables = chat.variables()
     try:
         stated = variables.get("chat_template")
-        text = tokenizer.get_chat_template(stated, chat_variables.get("tools"))
+        text = chat_template_of(tokenizer, stated, chat_variables.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text).for_policy(reads_images=reader is not None)

@@ -162,8 +162,6 @@ RULES: dict[str, Rule] = {
                                         "end it"),
     "no_resampling_pass_rate": to("rollout.curriculum.retire_at",
                                   "of the first verifier's score", decimal),
-    "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
-    "tools": missing("tools are an environment: docs/environments.md"),
     "load_balancing_loss": missing(common.ROUTER),
     "eval_pass_at_k": missing("there is no [eval]"),
     "eval_top_p": missing("there is no [eval]"),
@@ -171,15 +169,17 @@ RULES: dict[str, Rule] = {
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
              "offload_param", learning.offload),
-    **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
+    **family("", "max_steps tools tool_parser_type tool_configs tool_call_names pool_size "
              "per_turn_max_tokens pass_tools_to_chat_template max_tool_calls search_api_endpoint "
              "code_tool_api_endpoint only_reward_good_outputs",
-             missing("tools are an environment: docs/environments.md")),
+             missing("of tools: docs/environments.md")),
+    "reward_aggregator": missing("rewards of an environment's turns add up"),
     **family("", "add_r1_style_format_reward code_pass_rate_reward_threshold "
-             "code_max_execution_time reward_aggregator apply_evolving_rubric_reward "
+             "code_max_execution_time code_apply_perf_penalty apply_evolving_rubric_reward "
              "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length llm_judge_model "
-             "llm_judge_timeout code_api_url apply_arithmetic_reward arithmetic_reward",
-             missing("verifiers and judges have settings of their own: docs/rewards.md")),
+             "llm_judge_temperature llm_judge_timeout code_api_url remap_verifier "
+             "apply_arithmetic_reward arithmetic_reward",
+             missing("no verifier of the recipe has it: docs/rewards.md")),
     "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
     **family("", "packing padding_free", needless(common.PACKED)),
     **family("", "use_flash_attn attn_implementation", missing(common.ATTENTION)),
@@ -218,15 +218,38 @@ RULES: dict[str, Rule] = {
 
 
 KL_ESTIMATORS = {0: "k1", 1: "k2", 2: "k3", "kl1": "k1", "kl2": "k2", "kl3": "k3"}
-# words of a name -> column, type, settings, what differs
-VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any], str]] = {
-    "gsm": (["gsm8k"], "gsm8k", {"flexible": True}, "; numbers are compared as text there"),
-    "math": (["math", "MATH"], "math", {}, "; there the last box, else a final answer"),
-    "if|ifeval": (
-        ["ifeval"],
+WORLDS = ("counter", "wordle", "generic_sandbox")  # environments among its tools
+# Words of datasets' names, what rows have in their column `dataset`, type, settings, what differs.
+VERIFIERS: tuple[tuple[str, list[str], str, dict[str, Any], str], ...] = (
+    ("gsm", ["gsm8k"], "gsm8k", {"flexible": True}, "; numbers are compared as text there"),
+    (
+        "math mathsub dapo orz polaris omega",
+        ["math", "MATH"],
+        "math",
+        {},
+        "; there the last box, else a final answer",
+    ),
+    (
+        "if ifeval",
+        ["ifeval", "ifeval_old"],
         "ifeval",
         {"credit": "fraction", "instructions": "answer"},
         "; what is behind </think> is judged there, and some kinds have other rules: "
         "docs/rewards.md#instructions",
     ),
-}
+    (
+        "code acecoder python stdio",
+        ["code", "code_stdio"],
+        "code",
+        {},
+        "; a text without a fenced block is no program here",
+    ),
+    (
+        "general",
+        ["general-quality", "general-quality_ref"],
+        "judge",
+        {},
+        "; give base_url its server. The judge is asked by docs/rewards.md#a-judge, in words of "
+        "its own there; what is behind </think> is graded there",
+    ),
+)

@@ -272,24 +272,6 @@ RULES: dict[str, Rule] = {
     ),
 }
 
-# The tool_format of an environment for vLLM's parsers of tool calls; "auto" is the default here.
-TOOL_FORMATS = {
-    "auto": None,
-    "hermes": "hermes",
-    "qwen3_json": "hermes",
-    "qwen3_coder": "qwen_xml",
-    "qwen3_xml": "qwen_xml",
-    "llama3_json": "llama",
-    "llama4_json": "llama",
-    "glm45": "glm",
-    "glm47": "glm",
-    "mistral": "mistral",
-    "deepseek_v3": "deepseek",
-    "deepseek_v31": "deepseek",
-    "openai": "harmony",
-    "kimi_k2": "kimi",
-}
-
 # Of one of orchestrator.train.source and orchestrator.eval.source: patterns of what stands after
 # its number, the first that matches.
 SOURCE_RULES: dict[str, Rule] = {

@@ -216,7 +216,7 @@ RULES: dict[str, Rule] = {
     "model.trust_remote_code": missing("code of a model's repository is never run"),
     **family("model.", "use_remove_padding use_shm external_lib strategy", needless(common.PACKED)),
     **family("model.", "use_liger use_fused_kernels", missing(common.KERNELS)),
-    f"{MODEL}tokenizer_path": missing("the tokenizer is read from model.path"),
+    f"{MODEL}tokenizer_path": missing(common.OTHER_TOKENIZER),
     f"{MODEL}enable_activation_offload": learning.host_inputs,
     f"{MODEL}exclude_modules": learning.by_name("model.lora.exclude_modules"),
     f"{MODEL}lora_adapter_path": missing(

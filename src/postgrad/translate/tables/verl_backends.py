@@ -239,7 +239,11 @@ ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
     ),
     "single_turn_response_length": missing("environment.turn_tokens bounds turns"),
     "over_sample_rate": missing("every group that a step starts is waited for"),
-    "engine_kwargs.*": needless("of an engine that does not sample here"),
+    **family(
+        "",
+        "engine_kwargs.* sglang_rollout_mode server.*",
+        needless("of an engine that does not sample here"),
+    ),
     **family("", "multi_turn.* agent.*", missing(_TOOLS)),
     "mtp": missing("the engine decodes without a draft model"),
     "disaggregation.*": missing("an engine prefills and decodes"),
