@@ -58,8 +58,8 @@ class EmbeddingNoise:
         before, self._rows = self._rows, None
         if self._batch is not None and layout.flat is not None:
             part = slice(None) if rows is None else slice(rows.start, rows.stop)
-            keys, bounds = (column[layout.flat[part]] for column in self._batch)
-            self._rows = keys, bounds * (layout.copies[part] > 0)
+            flat, (keys, bounds) = layout.flat[part], self._batch
+            self._rows = keys[flat], bounds[flat] * (layout.copies[part] > 0)
         try:
             yield
         finally:
@@ -71,9 +71,10 @@ class EmbeddingNoise:
             return embedded
         keys, bounds = self._rows
         device, width = embedded.device, embedded.shape[-1]
-        lanes = seeds.bits(self._seed, "embedding noise feature", lanes_of(width))
-        hashes = (to_device(column.view(np.int64), device) for column in (keys, lanes))
+        hashes = seeds.bits(self._seed, "embedding noise feature", lanes_of(width))
+        lanes = to_device(hashes.view(np.int64), device)
+        bits = row_bits(to_device(keys, device), lanes, width)
         # the middles of STEPS equal parts of [-1, 1], whose mean is exactly 0
         step = (bounds / (math.sqrt(width) * STEPS / 2)).astype(np.float32)
-        noise = (row_bits(*hashes, width).float() + 0.5) * to_device(step, device)[:, None]
+        noise = (bits.float() + 0.5) * to_device(step, device)[:, None]
         return (embedded + noise).to(embedded.dtype)
