@@ -64,11 +64,11 @@ def test_the_template_of_the_training_data_is_written_with_the_model(
     asked = [{"role": "user", "content": "a"}]
     text = read.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert text == "<|user|>\na\n<|assistant|>\n"
-    own = AutoTokenizer.from_pretrained(base).chat_template
+    original = AutoTokenizer.from_pretrained(base).chat_template
     export_hf(changed(fresh("qwen3")), base, tmp_path / "begun", dtype=torch.float32,
               chat_template="{{ eos_token }}{% include 'tokenizer' %}")  # fmt: skip
     begun = AutoTokenizer.from_pretrained(tmp_path / "begun")
-    assert begun.chat_template == "{{ eos_token }}" + own
+    assert begun.chat_template == "{{ eos_token }}" + original
 
 
 def test_bfloat16_is_rounded_from_the_masters(fresh: Callable[[str], Path], tmp_path: Path) -> None:

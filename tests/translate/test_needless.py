@@ -214,6 +214,7 @@ REASONS = {
         actor_rollout_ref.actor.router_replay.replay_file actor_rollout_ref.hybrid_engine
         actor_rollout_ref.model.tiled_mlp.num_shards actor_rollout_ref.nccl_timeout
         actor_rollout_ref.rollout.engine_kwargs.* actor_rollout_ref.rollout.max_model_len
+        actor_rollout_ref.rollout.server.* actor_rollout_ref.rollout.sglang_rollout_mode
         actor_rollout_ref.rollout.skip.* actor_rollout_ref.rollout.skip_dump_dir
         actor_rollout_ref.rollout.skip_rollout
         algorithm.filter_groups.max_inflight_gen_batches algorithm.pf_ppo.* async_training.*

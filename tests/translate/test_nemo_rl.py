@@ -39,14 +39,14 @@ def test_prompts_beyond_those_that_are_missing_are_lost_with_what_stands_for_the
 
 
 def test_an_answer_may_use_what_the_longest_prompt_leaves() -> None:
-    whole = "policy.max_total_sequence_length=16384"
-    answers = ("policy.generation.max_new_tokens=16384", whole)
+    total = "policy.max_total_sequence_length=16384"
+    answers = ("policy.generation.max_new_tokens=16384", total)
     bounded = of(*answers, "data.max_input_seq_length=2048")
     assert bounded.recipe["rollout"]["max_new_tokens"] == 14_336
     assert "data.max_input_seq_length" not in {option.name for option in bounded.draft.needless}
     free = of(*answers)  # prompts may be as long as the whole
     assert free.recipe["rollout"]["max_new_tokens"] == 8192
-    stated = of(whole, "policy.generation.max_new_tokens=512", "data.max_input_seq_length=2048")
+    stated = of(total, "policy.generation.max_new_tokens=512", "data.max_input_seq_length=2048")
     assert stated.recipe["rollout"]["max_new_tokens"] == 512
 
 

@@ -167,11 +167,11 @@ def test_a_name_that_is_no_template_there_is_the_tokenizer_s_own_template() -> N
 
 def test_a_first_token_stands_before_the_tokenizer_s_own_template() -> None:
     result = of("--add_bos")
-    own = '{% include "tokenizer" %}'
-    assert result.recipe["data"]["chat_template"] == f"{{{{ bos_token }}}}{own}"
+    included = '{% include "tokenizer" %}'
+    assert result.recipe["data"]["chat_template"] == f"{{{{ bos_token }}}}{included}"
     assert result.draft.missing == []
     olmo = of("--add_bos", "--model_name_or_path", "allenai/OLMo-2-1124-7B-SFT")
-    assert olmo.recipe["data"]["chat_template"] == f"{{{{ bos_token or eos_token }}}}{own}"
+    assert olmo.recipe["data"]["chat_template"] == f"{{{{ bos_token or eos_token }}}}{included}"
     assert "chat_template" not in of("--add_bos", "false").recipe["data"]
     file = of("--add_bos", "--chat_template_name", "own.jinja")
     assert [option.name for option in file.draft.missing] == ["add_bos"]

@@ -80,8 +80,8 @@ class TokenCache:
         """Whether the chat template writes today's date, as Llama 3.2's does where none is given:
         such tokens are not cached.
         """
-        own, stated = str(self._tokenizer.chat_template), call.get("chat_template")
-        read = own if stated is None else stated + own if includes_own(stated) else stated
+        original, stated = str(self._tokenizer.chat_template), call.get("chat_template")
+        read = original if stated is None else stated + original if includes_own(stated) else stated
         return "strftime_now" in read
 
     def _key(self, messages: PackedJson[list[Message]], call: Mapping[str, Any], how: str) -> str:

@@ -86,8 +86,8 @@ def chat_template_of(tokenizer: Any, stated: str | None, tools: Any = None) -> s
             "data.chat_template includes the tokenizer's own template, and it has none: include "
             'one of the names, {% include "chatml" %}'
         )
-    own = str(tokenizer.get_chat_template(None, tools))
-    return _INCLUDE.sub(lambda match: own if match["name"] == _OWN else match[0], text)
+    original = str(tokenizer.get_chat_template(None, tools))
+    return _INCLUDE.sub(lambda match: original if match["name"] == _OWN else match[0], text)
 
 
 def with_template(tokenizer: Any, template: str) -> Any:

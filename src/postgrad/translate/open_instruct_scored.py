@@ -73,16 +73,16 @@ def _verifiers(draft: Draft, options: Options, weight: float) -> None:
             continue
         values = [*column, *(old for old, new in remapped if new in column)]
         when = {} if is_single else {"when": {"dataset": values}}
-        said = "as the dataset's name says" if is_single else "rows say it in the column dataset"
-        own = _CONFIGURED[type](draft, options) if type in _CONFIGURED else settings
-        draft.reward(type, said + other, weight=weight, **when, **own)
+        comment = "as the dataset's name says" if is_single else "rows say it in the column dataset"
+        read = _CONFIGURED[type](draft, options) if type in _CONFIGURED else settings
+        draft.reward(type, comment + other, weight=weight, **when, **read)
 
 
 def _kinds(path: str) -> set[str]:
     """The verifiers that words of a dataset's name speak of; "gsm8k" counts as "gsm" too."""
     words = set(re.split(r"[/_-]", path.lower()))
     words |= {"gsm" for word in words if word.startswith("gsm")}
-    return {type for known, _, type, _, _ in VERIFIERS if words & {*known.split()}}
+    return {type for kind_words, _, type, _, _ in VERIFIERS if words & {*kind_words.split()}}
 
 
 def _remapped(draft: Draft, options: Options, *, is_single: bool) -> list[tuple[str, str]]:
@@ -142,8 +142,8 @@ def _environment(draft: Draft, options: Options) -> bool:
         return False
     if worlds:
         name = worlds[0].title().replace("_", "")
-        what = f"write it: the {worlds[0]} of Open-Instruct is not here (docs/environments.md)"
-        draft.put("environment.type", f"my_environment:{name}", what)
+        comment = f"write it: the {worlds[0]} of Open-Instruct is not here (docs/environments.md)"
+        draft.put("environment.type", f"my_environment:{name}", comment)
         if others := [tool for tool in tools if tool != worlds[0]]:
             draft.miss("tools", others, "an environment is one world or one set of tools")
     else:
@@ -174,8 +174,8 @@ def _tools(draft: Draft, options: Options, tools: Sequence[str]) -> None:
         name = called[number] if number < len(called) else tool
         functions.append("python" if tool == "python" else f"my_tools:{name}")
         if config:
-            own = "this machine's sandbox has limits of its own"
-            why = own if tool == "python" else f"settings of {tool} belong into its function"
+            of_sandbox = "this machine's sandbox has limits of its own"
+            why = of_sandbox if tool == "python" else f"settings of {tool} belong into its function"
             draft.miss("tool_configs", config, why)
     written = [name for name in functions if ":" in name]
     comment = f"write {', '.join(name.partition(':')[2] for name in written)}" if written else ""

@@ -88,8 +88,8 @@ def _configured(source: SourceCommand) -> tuple[Mapping[str, Any], str]:
 
 def draft_recipe(source: SourceCommand) -> Draft:
     """The recipe of one of verl's commands."""
-    given, unread = _configured(source)
-    stated = canonical(given)
+    configured, unread = _configured(source)
+    stated = canonical(configured)
     program = source.program or _guessed(stated)
     if program not in JOBS:
         raise UsageError(f"{program or 'no program'}: say which of {', '.join(SHORT)} it is")
