@@ -228,9 +228,7 @@ def test_a_template_that_writes_the_date_is_rendered_anew_each_time(
     for _ in range(2):
         text = "{% include 'tokenizer' %}"
         assert not was_read(reader.prompts(make_tokenizer(dated), path=path))
-        assert not was_read(
-            reader.prompts(make_tokenizer(dated), path=path, chat_template=included)
-        )
+        assert not was_read(reader.prompts(make_tokenizer(dated), path=path, chat_template=text))
         assert not was_read(reader.prompts(tokenizer, path=path, chat_template=dated))
     assert not folder.exists()
 

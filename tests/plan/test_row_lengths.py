@@ -22,7 +22,7 @@ from postgrad.recipe.recipe import JOBS, Recipe
 
 TEXT = "The cat sat on 12 mats, and 7 dogs saw it there. Why did nobody tell them?"
 WORDS = TEXT.split()
-CHARACTERS = {"type": "qwen2", "tokenizer": {"kind": "characters"}}
+CHARACTERS = {"tokenizer": {"kind": "characters"}}
 
 
 def text(number: int, words: int) -> str:
@@ -114,6 +114,22 @@ def test_prompts_are_as_long_as_the_policy_reads_them(data: Path, model: Path) -
     kept = load_prompts(settings, load_tokenizer(str(model)), max_prompt_tokens=60).all()
     assert 0 < len(kept) < 40
     assert_means(read_lengths, [len(prompt.token_ids) for prompt in kept], [30] * len(kept))
+
+
+def test_a_phrase_of_a_fresh_tokenizer_is_counted_as_the_token_that_it_is(
+    data: Path, tmp_path: Path
+) -> None:
+    """The longest that stands at a place, as the tokenizer reads it."""
+    tokens: Any = {"kind": "characters", "phrases": ["cat", "cat sat on ", "did "]}
+    init: Any = {"hidden_size": 16, "tokenizer": tokens}
+    make_fresh(ModelInit.model_validate(init), [], 0, tmp_path / "model")
+    read_lengths = row_lengths(recipe("sft", {"path": str(data)}, model={"init": init}))
+    settings: Any = recipe("sft", {"path": str(data)}).data.sources[0]
+    kept = load_conversations(settings, load_tokenizer(str(tmp_path / "model"))).all()
+    before = [int(np.argmax(conversation.loss_mask)) for conversation in kept]
+    answers = [len(c.token_ids) - n for c, n in zip(kept, before, strict=True)]
+    assert read_lengths is not None
+    assert_means(read_lengths, before, answers)
 
 
 def test_a_pairs_answers_count_by_their_mean(data: Path, model: Path) -> None:

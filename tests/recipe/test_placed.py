@@ -166,6 +166,10 @@ def test_weights_under_a_trained_adapter_do_not_rest_unless_they_are_a_copy() ->
     with pytest.raises(UsageError, match="the weights under an adapter that is trained on them"):
         parse({"reference": {"offload": True}}, lora)
     assert parse({"reference": {"offload": True, "ranks": 1}}, lora).cluster.reference.offload
+    with pytest.raises(UsageError, match=r"reward_model\.offload: these are the weights under"):
+        parse({"reward_model": {"offload": True}}, lora)
+    packed = {**PPO, "model": {"path": "somewhere", "lora": {"rank": 4}, "quantize": "4bit"}}
+    assert parse({"reward_model": {"offload": True}}, packed).cluster.reward_model.offload
 
 
 def test_a_teacher_is_placed_as_a_reference_is_unless_it_is_compared_with_its_student() -> None:

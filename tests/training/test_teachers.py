@@ -38,6 +38,7 @@ COMPARED = {
 }
 ROUNDING = 1e-5  # nats, in float32
 NO_EVAL = {"every": 0, "at_start": False, "at_end": False}
+OF_SET = {"datasets": ["rows.jsonl"]}  # one of [[teacher.sets]] that names none
 OF_JOB: dict[str, dict[str, Any]] = {"rl": GRADED, "sft": COMPARED}
 
 
@@ -162,8 +163,9 @@ def test_a_teacher_that_is_missing_or_not_read_is_an_error_of_the_recipe(
     for job, taught in OF_JOB.items():
         with pytest.raises(UsageError, match=r"teacher\.model\.path: .*give its directory"):
             make_recipe(job, **taught)
-        with pytest.raises(UsageError, match=r"teacher: this algorithm asks no teacher"):
-            make_recipe(job, teacher={"model": {"path": "somewhere"}})
+        for unread in ({"model": {"path": "somewhere"}}, {"top_k": 1}, {"sets": [OF_SET]}):
+            with pytest.raises(UsageError, match=r"teacher: this algorithm asks no teacher"):
+                make_recipe(job, teacher=unread)
 
 
 def grading(model: str, graded: Policy) -> Callable[[str, int], Answer]:

@@ -25,7 +25,7 @@ def test_sft_and_rl_train_a_model_of_every_type(
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=64,
-        tokenizer=TokenizerInit(kind="characters"),
+        tokenizer=TokenizerInit(kind="bpe" if kind == "qwen2" else "characters"),
     )
     make_fresh(init, [], 0, tmp_path / "model")
     long = {"max_len": 96}  # every character of the question is a token here

@@ -138,7 +138,7 @@ def _backbone(
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
     device, micro = torch.device(choices.device), _micro(recipe, choices)
     backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
-    backbone.tower = tower_of(model)
+    backbone.tower, backbone.drawn_head = tower_of(model), model.drawn_head
     tables = [place for place, table in recipe.model_tables.items() if table is settings]
     role = ".".join(map(str, tables[0] if tables else ("model",)))
     give_dtype(model.lm, settings.router_dtype, f"{role}.router_dtype")

@@ -124,11 +124,10 @@ class LocalFleet:
         recipe = self._rl_recipe
         loading.require_same_frozen_weights(self._context, "reward_model", path)
         critic: ScoreLearner | None = self.roles.get("critic")
-        # has the critic's base where that is under an adapter
         frozen = self._context.choices.frozen
-        if critic is not None and frozen.get("critic") == frozen["reward_model"]:
-            model = critic.under_adapter()
-        else:
+        same = frozen.get("critic") == frozen["reward_model"] and recipe.shares_critic_base
+        model = critic.under_adapter() if critic is not None and same else None
+        if model is None:
             settings, choices = recipe.reward_model.model, self._context.choices
             backbone = loading.scoring(
                 recipe, settings, path, choices, self._ranks, fresh_head=False

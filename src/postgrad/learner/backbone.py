@@ -121,6 +121,7 @@ class Backbone:
         self.routers: Routers | None = None  # of a mixture of experts that is trained
         self.tower: ImageTower | None = None  # of a model that reads images
         self.noise: EmbeddingNoise | None = None  # that acts in updates
+        self.drawn_head = False  # whether it scores with a head that its files do not have
         config: Any = lm.config
         # Whether it reads images whose tokens see each other (Layout.seen).
         self._mutual = reads_images(config) and cut_of(config.to_dict()) == "square"

@@ -55,9 +55,14 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         ScoreRole.__init__(self, backbone, reads)
         Learner.__init__(self, name, backbone, settings, total_updates)
 
-    def under_adapter(self) -> ScoreRole:
-        """The frozen weights and head under its adapter, as a reward model."""
-        return ScoreRole(self.backbone, "at", base=True)
+    def under_adapter(self) -> ScoreRole | None:
+        """The frozen weights and head under its adapter, as a reward model; None without an adapter
+        and with a head that was drawn, which rewards nothing.
+        """
+        backbone = self.backbone
+        if backbone.adapter is None or backbone.drawn_head:
+            return None
+        return ScoreRole(backbone, "at", base=True)
 
     def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:
         return algorithm.score_weights(update.experience.sequences, update.rows)

@@ -1,6 +1,7 @@
 """Makes small models and tokenizers from nothing but a recipe, as a Hugging Face directory."""
 
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
@@ -37,16 +39,35 @@ def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> No
     turn `<|im_end|>` is the end-of-sequence token, and padding has another token: with one token
     for both, score heads that look for the last real token would find the wrong one. `to` is
     complete or absent. Raises UsageError where a text holds a character that a "characters"
-    tokenizer lacks, RunError where the disk fails.
+    tokenizer lacks, or the model's type would lose some, RunError where the disk fails.
     """
     tokenizer = _wrapped(_tokenizer(init.tokenizer, texts), init.max_position_embeddings)
     config = _config(init, tokenizer)
+    _require_whole_texts(init, config, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     lm.generation_config = GenerationConfig(**ids)
     save_model(lm, tokenizer, to)
+
+
+def _require_whole_texts(init: ModelInit, config: Any, tokenizer: Any) -> None:
+    """Raises UsageError where transformers reads the tokenizer back as one that loses characters:
+    of some types it takes a class of their own, whatever the files say, and Qwen2Tokenizer drops
+    the blanks of a tokenizer of characters.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        read: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    text = "".join([*PRINTABLE, *init.tokenizer.phrases])
+    if read.decode(read(text, add_special_tokens=False).input_ids) != text:
+        raise UsageError(
+            f'model.init.tokenizer.kind = "{init.tokenizer.kind}": transformers reads tokenizers '
+            f'of type "{init.type}" as {type(read).__name__}, which loses characters of this one: '
+            'take kind = "bpe", or model.init.type = "qwen3"'
+        )
 
 
 def _config(init: ModelInit, tokenizer: Any) -> Any:

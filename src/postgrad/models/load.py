@@ -52,6 +52,7 @@ class LoadedModel:
     tokenizer: Any  # a fast tokenizer of transformers
     config: Any  # transformers' config, every dropout at 0
     source: str  # directory or hub id that it was loaded from: "org/name@REVISION"
+    drawn_head: bool = False  # of a score model: its files have no head
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def load_score_model(
         lm.score = _one_row(lm.score, path, trained=fresh_head)
     in_float32(lm.score.to(how.device))
     place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
-    return LoadedModel(lm, tokenizer, config, path)
+    return LoadedModel(lm, tokenizer, config, path, drawn_head=bool(missing))
 
 
 def judges_steps(config: Any) -> bool:

@@ -52,6 +52,8 @@ TOWERS = {
 ModelPart = Literal["vision", "projector", "router"]
 Recompute = bool | Literal["offload"]  # model.gradient_checkpointing
 RouterDtype = Literal["auto", "float32"]
+# Keys of [model] that say how weights are loaded: where they differ, so do the numbers.
+OF_LOADING = ("router_dtype", "quantize")
 _LACKS: dict[str, str] = {
     "vision": "reads text alone, and has no tower",
     "projector": "reads text alone, and has no projector",
@@ -279,6 +281,10 @@ class ModelSettings(Settings):
     def source(self) -> str | None:
         """The path to load, with the revision of a hub id: "org/name@REVISION"; None if unset."""
         return None if self.path is None else at_revision(self.path, self.revision)
+
+    def loads_as(self, other: "ModelSettings") -> bool:
+        """Whether the same files are loaded to the same weights by both."""
+        return all(getattr(self, key) == getattr(other, key) for key in OF_LOADING)
 
 
 def is_target(target: str, name: str, kind: str) -> bool:

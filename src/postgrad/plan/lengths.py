@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -308,8 +308,15 @@ def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
                 "counted with the model's tokenizer"
             )
     elif model.init is not None and model.init.tokenizer.kind == "characters":
-        return len, "counted in characters"
+        return _characters(model.init.tokenizer.phrases), "counted in characters"
     return lambda text: len(PIECES.findall(text)), "tokens guessed from words"
+
+
+def _characters(phrases: Collection[str]) -> CountTokens:
+    """Counts the tokens of a fresh tokenizer of characters, in which each phrase is one."""
+    longest_first = sorted(phrases, key=len, reverse=True)
+    pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
+    return lambda text: len(pattern.findall(text))
 
 
 def _bytes(settings: RowSettings) -> int | None:

@@ -221,7 +221,7 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         roles.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
     if recipe.asks_reward_model:
         model, critic = recipe.reward_model.model, recipe.critic.model
-        shared = needs.critic and critic.lora is not None and critic.source == model.source
+        shared = needs.critic and recipe.shares_critic_base and critic.source == model.source
         on = "critic" if shared else None
         roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
     for number, model in enumerate(recipe.teacher.models.values() if needs.teacher else ()):

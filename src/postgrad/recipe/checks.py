@@ -14,7 +14,7 @@ from typing import Any, cast
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.cluster.settings import POLICY
 from postgrad.core.geometry import derive
-from postgrad.models.settings import ROUTER, ModelSettings
+from postgrad.models.settings import OF_LOADING, ROUTER, ModelSettings
 from postgrad.recipe.arrangement import rank_problems
 from postgrad.recipe.eval_checks import (
     eval_fraction_problems,
@@ -31,8 +31,6 @@ OF_TRAINING = (
     *("gradient_checkpointing", "lora", "freeze"),
     *("router_aux_loss_coef", "router_z_loss_coef"),
 )
-# Keys of [model] that say how weights are loaded which a reference may share with the policy.
-OF_LOADING = ("router_dtype", "quantize")
 
 
 def as_json(values: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import write_text
 from postgrad.core.text import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
+from postgrad.models.settings import OF_LOADING
 from postgrad.recipe.arrangement import SHARED
-from postgrad.recipe.checks import OF_LOADING, OF_TRAINING, as_json
+from postgrad.recipe.checks import OF_TRAINING, as_json
 from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, change, parse_overrides

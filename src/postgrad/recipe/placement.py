@@ -138,7 +138,7 @@ def _cannot_offload(recipe: CommonSections, settings: ClusterSettings, role: str
         return "this teacher computes in every micro-batch of an update: leave it out"
     over = ("model",) if role == "reference" else ("critic", "model")
     trained, frozen = recipe.loaded_models.get(over), recipe.model_tables[role, "model"]
-    if trained is None or trained.lora is None:
+    if trained is None or trained.lora is None or not trained.loads_as(frozen):
         return None
     start = trained.source or recipe.model.source
     together = settings.home(role) == (POLICY if role == "reference" else settings.home("critic"))

@@ -249,6 +249,14 @@ class RLRecipe(_Recipe, AnsweringSections):
         return {place: model for place, model in self.model_tables.items() if used.get(place)}
 
     @property
+    def shares_critic_base(self) -> bool:
+        """Whether a reward model from the critic's files is the frozen weights under its adapter,
+        rather than a copy.
+        """
+        critic = self.critic.model
+        return critic.lora is not None and critic.loads_as(self.reward_model.model)
+
+    @property
     def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
         return {("learner",): self.learner, ("critic", "learner"): self.critic.learner}
 

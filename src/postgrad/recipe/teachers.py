@@ -99,7 +99,7 @@ def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
         if teacher.align == "text" and not teacher.named:
             yield (*place, "align"), "is of a teacher, and this table names none (model.path)"
     if not recipe.algorithm.needs().teacher:
-        if named:
+        if named or settings.sets or settings.top_k is not None:
             yield (
                 ("teacher",),
                 'this algorithm asks no teacher: take "on_policy_distillation" (RL; graded_by = '
