@@ -103,7 +103,7 @@ SHAPES: dict[str, bytes] = {
     + b"}\n",
     "deep lists that do not end": b"[" * DEEP,
     "deep objects that do not end": b'{"a":' * DEEP,
-    "a gzip file that is called .jsonl": gzip.compress(GOOD),
+    "a gzip file that is called .jsonl": gzip.compress(GOOD, mtime=0),
     "a Parquet file that is called .jsonl": b"PAR1" + bytes(100) + b"PAR1",
 }  # fmt: skip
 
