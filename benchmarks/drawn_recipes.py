@@ -36,6 +36,8 @@ TOGETHER: tuple[Table, ...] = (
         "rollout.max_staleness": 1,
     },
     {"algorithm.neftune_noise_alpha": 5.0, "model.lora.rank": 2},
+    {"rollout.keep_sampling_mask": True},
+    {"rollout.keep_sampling_mask": True, "algorithm.correction": "tis"},
     {"algorithm.length_penalty": {"output_tokens": 0.25, "turns": 0.1}},
     {"rollout.dynamic_sampling": True, "rollout.keep_above": 0.1, "rollout.max_rounds": 2},
     {"rollout.curriculum.retire_at": 0.5, "rollout.curriculum.postpone_at": 0.0},
@@ -60,8 +62,19 @@ REWARDS: tuple[Table, ...] = (
     {"type": "relative_length"},
     {"type": "f1", "on_failure": "score"},
 )
+# What answers may be.
+GRAMMARS: tuple[Table, ...] = (
+    {"regex": "[a-z]{1,4}"},
+    {"regex": "(cat|cow)+s"},
+    {"regex": "[a-m]?"},
+    {"lark": 'start: "a" start | "b"'},
+    {"lark": "start: /[a-m]{1,9}/"},
+    {"json_schema": '{"type": "boolean"}'},
+    {"json_schema": '{"enum": ["cat", 1]}'},
+)
 FRESH = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3")
 MADE = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "falcon_h1", "lfm2")
+BPE: Table = {"kind": "bpe", "vocab_size": 400}
 INIT: Table = {
     **{"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2},
     "max_position_embeddings": 128,
@@ -123,7 +136,7 @@ class World:
             return str(path)
         if kind not in MADE:
             kept = {"initializer_range": 0.2}
-            bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 400}} if "bpe" in kind else {}
+            bpe = {"tokenizer": BPE} if "bpe" in kind else {}
             init = ModelInit.model_validate({**INIT, **kept, **bpe})
             return str(make_fresh(init, (), len(kind), path) or path)
         tokenizer = Path(self.model("base"))
@@ -138,8 +151,8 @@ def with_key(raw: Table, key: str, value: Any) -> Table:
     return {**raw, first: with_key(table, rest, value) if rest else value}
 
 
-def draw(seed: int, world: World, run_dir: str) -> Table:
-    """The raw recipe of a seed."""
+def draw(seed: int, world: World, run_dir: str, ranks: int = 1) -> Table:
+    """The raw recipe of a seed. ranks: processes that train it."""
 
     def is_recipe(raw: Table) -> bool:
         with contextlib.suppress(UsageError):  # every other error is a failure
@@ -147,7 +160,8 @@ def draw(seed: int, world: World, run_dir: str) -> Table:
         return False
 
     rng = random.Random(seed)
-    while not is_recipe(raw := _base(rng, world, run_dir)):
+    job = rng.choice(("sft", "rl", "rl", "reward", "preference"))
+    while not is_recipe(raw := _base(job, rng, world, run_dir, ranks)):
         pass
     algorithm = algorithm_class(raw["algorithm"]["type"])
     algorithm_keys = [*keys_of(algorithm, "algorithm.")]
@@ -172,9 +186,8 @@ def draw(seed: int, world: World, run_dir: str) -> Table:
     return raw
 
 
-def _base(rng: random.Random, world: World, run_dir: str) -> Table:
-    """A job, its algorithm, model, rows and batch."""
-    job = rng.choice(("sft", "rl", "rl", "reward", "preference"))
+def _base(job: str, rng: random.Random, world: World, run_dir: str, ranks: int) -> Table:
+    """A job with an algorithm, which may be another job's, with model, rows and batch."""
     kind = rng.choice(tuple(ALGORITHMS))
     rows = _kind_of_rows(job, kind, rng)
     model: Table = {"dtype": rng.choice(("auto", "float32", "float32"))}
@@ -182,6 +195,8 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         fresh = {"type": rng.choice(FRESH), "num_hidden_layers": rng.choice((1, 2))}
         spread = {"initializer_range": rng.choice((0.02, 0.2)), "num_key_value_heads": 1}
         model["init"] = {**INIT, **fresh, **spread, "tie_word_embeddings": rng.random() < 0.5}
+        if fresh["type"] == "qwen2":  # whose tokenizer loses characters
+            model["init"] |= {"tokenizer": BPE}
     else:
         model["path"] = world.model(rng.choice(MADE))
     raw: Table = {
@@ -215,8 +230,14 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         raw["eval"] = _eval_sets(world.held_out[rows], rng)
     if job == "rl" and rng.random() < 0.3 and "hint" not in raw["data"]:
         raw |= _played(rng, raw)  # it begins with other words than those that a hint replaces
-    if rng.random() < 0.25:
+    if rng.random() < (0.6 if {"teacher", "environment"} & raw.keys() else 0.25):
         raw["data"] = {**raw["data"], "sets": _sets(raw["data"], world.more[rows], rng)}
+        _of_sets(raw, world, rng)
+    raw["data"] |= _prepared(rows, raw["data"]["max_len"], rng)
+    if job == "rl" and "init" in raw["model"] and rng.random() < 0.3:
+        _answering_by_grammar(raw, rng)
+    if ranks > 1:
+        raw |= _ranked(raw["learner"], ranks, rng)
     return raw
 
 
@@ -242,6 +263,59 @@ def _sets(data: Table, path: str, rng: random.Random) -> list[Table]:
         stated += ({"hint": ""}, {"hint": "it is {answer}"})
     first = {"path": data["path"], **rng.choice(shares)}
     return [first, {"path": path, **rng.choice(shares), **rng.choice(stated)}]
+
+
+def _of_sets(raw: Table, world: World, rng: random.Random) -> None:
+    """May give each set of rows a teacher, or an environment, of its own."""
+    first, second = raw["data"]["sets"]
+    if "teacher" in raw and raw["job"] == "rl" and rng.random() < 0.7:
+        teacher = raw["teacher"]
+        other = {"model": {"path": world.model(rng.choice(("base", "other teacher")))}}
+        of_second = {"datasets": [Path(second["path"]).name], **other}
+        of_first = {"datasets": [Path(first["path"]).name], **teacher}
+        both = {"sets": [of_first, of_second]}
+        raw["teacher"] = rng.choice((both, {**teacher, "sets": [of_second]}))
+    if "environment" in raw and rng.random() < 0.7:
+        played, names = raw["environment"], ("rooms", "forgetful", "none")
+        kinds = {"rooms": "helpers.rooms:Rooms", "forgetful": "helpers.rooms:Forgetful"}
+        raw["environment"] = {
+            "sets": [{**played, "type": kind, "name": name} for name, kind in kinds.items()]
+        }
+        first["environment"], second["environment"] = rng.sample(names, 2)
+        raw["data"]["environment"] = rng.choice(names)  # of evaluations that name none
+
+
+def _answering_by_grammar(raw: Table, rng: random.Random) -> None:
+    """Gives answers a grammar, and the model a tokenizer whose tokens are bytes, as it needs."""
+    raw["model"]["init"] |= {"tokenizer": BPE}
+    raw["rollout"] |= rng.choice(GRAMMARS)
+    if "eval" in raw and "sets" not in raw["eval"]:
+        raw["eval"] |= rng.choice((*GRAMMARS, {}))
+
+
+def _prepared(rows: str, max_len: int, rng: random.Random) -> Table:
+    """Functions and a template that rows go through before they are tokenised."""
+    keys: Table = {}
+    if rng.random() < 0.2:
+        keys["filter"] = "helpers.row_functions:without_dogs"
+    if rng.random() < 0.2:
+        keys["map"] = "helpers.row_functions:longer"
+    if rows == "questions" and rng.random() < 0.3:
+        keys["template"] = rng.choice(("say {question}", "{question} after {question}"))
+    return {**keys, "max_len": 2 * max_len} if keys else keys
+
+
+def _ranked(learner: Table, ranks: int, rng: random.Random) -> Table:
+    """So many processes, and how they share what is trained."""
+    ways: tuple[Table, ...] = (
+        *({"sharding": stage} for stage in ("none", "zero1", "zero2", "zero3")),
+        {"tensor_parallel": ranks},
+        {"context_parallel": ranks},
+    )
+    return {
+        "learner": {**learner, "ranks": ranks, **rng.choice(ways)},
+        "cluster": {"type": "ray"},
+    }
 
 
 def _played(rng: random.Random, raw: Table) -> Table:

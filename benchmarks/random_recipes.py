@@ -8,11 +8,15 @@ sections; a key that makes no valid recipe is left out again. Then:
 - the recipe loads again, from TOML and from JSON, to an equal one;
 - a plan ends well, or refuses what the run refuses too;
 - the run ends well or with one error of ours, and without a RuntimeWarning;
+- it makes as many rows, steps, updates and samples as the plan counted, and trains and stores as
+  many weights;
 - a run that is killed in its second step ends with the bits and logs of one that was not;
 - the exported model has finite logits in plain transformers, and the report is written.
 
 Whatever fails is printed as TOML with its seed, which alone decides a recipe: --count 1 --seed N
-repeats it. About 3 seconds of CPU time each, in one process.
+repeats it. About 3 seconds of CPU time each, in one process. At the end stands what the plans said
+of tokens and memory over what the runs had: these are estimates, and fail nothing. --ranks 2 draws
+recipes for so many processes, which Ray starts.
 """
 
 import argparse
@@ -32,6 +36,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.drawn_recipes import Table, World, draw
+from benchmarks.planned_counts import Ratios, counts, rows_of_runs
 from helpers.runs import Killed, assert_same_run, kill_after, tensors
 from postgrad.core.errors import PostgradError
 from postgrad.observe.console import Console
@@ -65,9 +70,9 @@ def attempt(action: str, call: Callable[[], Any]) -> tuple[Any, str | None]:
             raise Failed(f"{action}: {type(error).__name__}: {error}") from error
 
 
-def check(raw: Table, folder: Path) -> str | None:
+def check(raw: Table, folder: Path, ratios: Ratios | None = None) -> str | None:
     """Tries all that the module's docstring lists, in `folder`. Returns what the run was refused
-    with, or None. Raises Failed.
+    with, or None. Raises Failed. ratios: gets what the plan said over what the run had.
     """
     console = Console("quiet")
     recipe = parse_recipe({**raw, "run_dir": str(folder / "whole")})
@@ -76,12 +81,19 @@ def check(raw: Table, folder: Path) -> str | None:
     again = recipe_from_json(json.loads(json.dumps(recipe.dump())))
     if not again == load_recipe(path) == recipe:
         raise Failed("the recipe loads again to another one")
-    _, unplanned = attempt("plan", lambda: plan(path, [], console))
-    summary, refused = attempt("train", lambda: train(recipe, console))
+    planned, unplanned = attempt("plan", lambda: plan(path, [], console))
+    rows: list[int] = []
+    with rows_of_runs(rows):
+        summary, refused = attempt("train", lambda: train(recipe, console))
     if refused is not None:
         return refused
     if unplanned is not None:
         raise Failed(f"a plan refuses what trains: {unplanned}")
+    for name, (expected, actual) in counts(planned, recipe, summary, rows[-1]).items():
+        if expected != actual:
+            raise Failed(f"{name}: the plan counted {expected}, the run {actual}")
+    if ratios is not None:
+        ratios.add(planned, recipe)
     if (steps := summary["steps"]) > 1:
         _resumed(raw, recipe, steps, folder, console)
     _shown(recipe, steps, folder, console)
@@ -126,9 +138,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the first recipe")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train each")
     args = parser.parse_args()
     torch.set_num_threads(1)
     counted: Counter[str] = Counter()
+    ratios = Ratios()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["POSTGRAD_CACHE"] = f"{folder}/cache"
         world = World(Path(folder, "world"))
@@ -136,14 +150,15 @@ def main() -> None:
             runs = Path(folder, "runs")
             shutil.rmtree(runs, ignore_errors=True)
             runs.mkdir()
-            raw = draw(seed, world, str(runs / "whole"))
+            raw = draw(seed, world, str(runs / "whole"), args.ranks)
             try:
-                refused = check(raw, runs)
+                refused = check(raw, runs, ratios)
             except Failed as failure:
                 counted["failed"] += 1
                 print(f"# seed {seed}: {failure}\n{as_toml(raw)}", flush=True)
             else:
                 counted["ended well" if refused is None else "refused"] += 1
+    print("planned over measured", " least median most runs", *ratios.rows(), sep="\n")
     print(dict(counted))
     raise SystemExit(counted["failed"] > 0)
 

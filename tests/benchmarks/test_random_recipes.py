@@ -1,5 +1,6 @@
 """benchmarks/random_recipes.py: recipes of all jobs, and what it says of one that fails."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,16 @@ def test_an_error_of_ours_refuses_a_recipe_and_any_other_is_a_failure(
     monkeypatch.setattr(random_recipes, "train", failing(KeyError("advantages")))
     with pytest.raises(Failed, match="train: KeyError: 'advantages'"):
         check(raw, tmp_path)
+
+
+def test_a_run_that_makes_other_numbers_than_its_plan_counted_is_a_failure(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts(*_: Any) -> dict[str, tuple[int, int]]:
+        return {"rows": (9, 9), "steps": (3, 2)}
+
+    monkeypatch.setattr(random_recipes, "train", lambda *_: {"steps": 2})
+    monkeypatch.setattr(random_recipes, "rows_of_runs", lambda rows: nullcontext(rows.append(9)))
+    monkeypatch.setattr(random_recipes, "counts", counts)
+    with pytest.raises(Failed, match="steps: the plan counted 3, the run 2"):
+        check(draw(4, world, str(tmp_path / "whole")), tmp_path)
