@@ -424,7 +424,7 @@ def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
     ("program", "message"),
     [
         ("gold", "teacher.align"),
-        ("ssd", "samples of the student's start"),
+        ("ssd", "write a pipeline: a recipe that samples"),
         ("a2po", "estimates the value of a prompt"),
         ("grpo_with_replay_buffer", "rollout.dynamic_sampling samples other prompts"),
     ],

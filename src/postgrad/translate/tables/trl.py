@@ -65,7 +65,8 @@ OTHERS = {
     "gold": "it compares whole distributions, sorted where tokens differ, which is not here; a "
     'teacher with other tokens grades samples in a recipe with job = "rl", algorithm.type = '
     '"on_policy_distillation" and teacher.align = "text"',
-    "ssd|ssd_eval": "SFT on samples of the student's start is not here",
+    "ssd|ssd_eval": "write a pipeline: a recipe that samples from the model, and one with job = "
+    '"sft" on the rows (docs/generate.md)',
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
     "grpo_with_replay_buffer": "groups whose rewards are equal are replaced by earlier ones there; "
     "here rollout.dynamic_sampling samples other prompts for them",
