@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from postgrad.core.untrusted import (
+    CONTENTS,
     MOST_DEPTH,
     NotAFile,
     decoded,
     is_deep,
     open_file,
+    other_content,
     parse_json,
     parse_toml,
     path_problem,
@@ -160,3 +163,18 @@ def test_a_link_is_opened_only_where_that_is_wanted(tmp_path: Path) -> None:
         open_file(link, links=False)
     with pytest.raises(FileNotFoundError):
         open_file(tmp_path / "none", links=False)
+
+
+@pytest.mark.parametrize("first", [first for first in CONTENTS if len(first) <= 3])
+def test_the_length_that_safetensors_begin_with_is_no_kind_of_file(
+    first: bytes, tmp_path: Path
+) -> None:
+    """Writers pad it to a multiple of 8 today; a header of 35 615 bytes begins as gzip does."""
+    length = int.from_bytes(first, "little")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(length.to_bytes(8, "little") + b'{"__metadata__":{}}'.ljust(length))
+    with safe_open(file, "np") as weights:
+        assert list(weights.keys()) == []
+    assert other_content(file) == ""
+    file.write_bytes(first + b" and something else")
+    assert other_content(file) == f"it is {CONTENTS[first]}"
