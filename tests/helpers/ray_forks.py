@@ -7,8 +7,6 @@ Ray starts each process through a script, which normally becomes an interpreter 
 program. This file is the script in its place: it asks the server for a fork that runs the program.
 """
 
-import array
-import json
 import os
 import runpy
 import signal
@@ -18,6 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from helpers.fork_requests import receive_request, require_one_thread, send_request, take_place
 
 ADDRESS = "POSTGRAD_TEST_FORKS"  # the server's socket, in the environment of Ray
 OF_SETUP = ("--language=", "--serialized-runtime-env-context=")  # of Ray's script, not the program
@@ -53,9 +53,7 @@ def _ask() -> None:
     """For a fork with the arguments, environment, folder and standard streams of this process."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ[ADDRESS])
-        words = json.dumps([sys.argv[1:], dict(os.environ), str(Path.cwd())]).encode()
-        socket.send_fds(server, [len(words).to_bytes(8, "big")], [0, 1, 2])
-        server.sendall(words)
+        send_request(server, [sys.argv[1:], dict(os.environ), str(Path.cwd())], [0, 1, 2])
         server.recv(1)  # once it runs
 
 
@@ -64,43 +62,30 @@ def _serve(listening: socket.socket) -> None:
     from postgrad.core.process import die_with_parent
 
     die_with_parent()
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    assert threads == 1, f"{threads} threads: a fork has one, and may wait for the others forever"
+    require_one_thread()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are forgotten
     while True:
         asked, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _run(*_taken(asked))
+            return _run(asked)
         asked.close()
 
 
-def _taken(asked: socket.socket) -> tuple[list[str], dict[str, str], str]:
-    """Takes the standard streams of who asks. Returns its arguments, environment and folder."""
-    size, streams, *_ = socket.recv_fds(asked, 8, 3)
-    words = array.array("b")
-    while len(words) < int.from_bytes(size, "big"):
-        words.frombytes(asked.recv(1 << 16))
-    for standard, stream in enumerate(streams):
-        os.dup2(stream, standard)
-        os.close(stream)
+def _run(asked: socket.socket) -> None:
+    """Runs Ray's program to its end, as an interpreter of its own would, with what is asked for."""
+    request = receive_request(asked)
+    assert request is not None, "who asked for a fork has ended"
+    (arguments, environment, folder), streams = request
+    take_place(streams, environment, folder)
     os.setsid()  # Ray ends a process with its group
     asked.sendall(b"\n")
     asked.close()
-    arguments, environment, folder = json.loads(words.tobytes())
-    return arguments, environment, folder
-
-
-def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None:
-    """Runs Ray's program to its end, as an interpreter of its own would."""
     of_setup = [word for word in arguments if word.startswith(OF_SETUP)]
     assert all(word.endswith(NOTHING) for word in of_setup), (
         f"forks have no environment: {of_setup}"
     )
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
     program, *_ = sys.argv = [word for word in arguments if word not in of_setup]
     more = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [str(Path(program).parent), *filter(None, more)]

@@ -11,7 +11,6 @@ fork between them ends at once, and Linux gives the orphan to the nearest proces
 
 import gc
 import importlib
-import json
 import os
 import runpy
 import signal
@@ -24,6 +23,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from helpers.fork_requests import (
+    SIZE,
+    receive_request,
+    require_one_thread,
+    send_request,
+    take_place,
+)
 from postgrad.rewards.descendants import adopting
 
 # Variables that an interpreter and the C library read once, at their start.
@@ -71,8 +77,9 @@ class _Server:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, "-m", "helpers.worker_forks", str(theirs.fileno())],
                 env=at_start,
+                cwd=Path(__file__).parents[1],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -80,12 +87,10 @@ class _Server:
     def fork(self, environment: Mapping[str, str]) -> "Fork":
         """A worker that has this environment, and the folder of this process."""
         (its_in, stdin), (stdout, its_out), (stderr, its_err) = (os.pipe() for _ in range(3))
-        request = json.dumps([dict(environment), str(Path.cwd())]).encode()
-        size = len(request).to_bytes(8, "big")
+        request = [dict(environment), str(Path.cwd())]
         with self._lock, adopting():
-            socket.send_fds(self._socket, [size], [its_in, its_out, its_err])
-            self._socket.sendall(request)
-            answer = self._socket.recv(8)
+            send_request(self._socket, request, [its_in, its_out, its_err])
+            answer = self._socket.recv(SIZE)
         for descriptor in (its_in, its_out, its_err):
             os.close(descriptor)
         assert answer, "the server of forks has ended"
@@ -119,15 +124,9 @@ def _serve(asked: socket.socket) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # shared with the forks
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    assert threads == 1, f"{threads} threads: a fork has one, and may wait for the others forever"
-    while True:
-        size, streams, *_ = socket.recv_fds(asked, 8, 3)
-        if not size:
-            return None
-        request = b""
-        while len(request) < int.from_bytes(size, "big"):
-            request += asked.recv(1 << 16)
+    require_one_thread()
+    while (asked_for := receive_request(asked)) is not None:
+        (environment, folder), streams = asked_for
         adopted, tell_adopted = os.pipe()
         pids, tell_pid = os.pipe()
         between = os.fork()
@@ -135,26 +134,22 @@ def _serve(asked: socket.socket) -> None:
             if os.fork() != 0:
                 os._exit(0)
             os.setsid()  # before anybody can kill its group
-            os.write(tell_pid, os.getpid().to_bytes(8, "big"))
+            os.write(tell_pid, os.getpid().to_bytes(SIZE, "big"))
             for descriptor in (asked.detach(), tell_adopted, pids, tell_pid):
                 os.close(descriptor)
             os.read(adopted, 1)  # only then its parent is the one with which it has to end
             os.close(adopted)
-            return _work(streams, *json.loads(request))
+            take_place(streams, environment, folder)
+            _work(folder)
+            return
         os.waitpid(between, 0)
-        asked.sendall(os.read(pids, 8))
+        asked.sendall(os.read(pids, SIZE))
         for descriptor in (*streams, adopted, tell_adopted, pids, tell_pid):
             os.close(descriptor)
 
 
-def _work(streams: list[int], environment: dict[str, str], folder: str) -> None:
+def _work(folder: str) -> None:
     """Runs the program of workers to its end, as an interpreter of its own would."""
-    for standard, stream in enumerate(streams):
-        os.dup2(stream, standard)
-        os.close(stream)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
     sys.path[0] = folder
     runpy.run_module("postgrad.rewards.worker", run_name="__main__", alter_sys=True)
 
