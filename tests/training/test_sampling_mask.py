@@ -127,8 +127,10 @@ def test_masks_reach_the_ranks_of_the_policy_and_not_of_the_critic(
         cluster={"type": "ray", "start_seconds": 600.0}, **same,
     )  # fmt: skip
     train(several, console)
-    assert {role: with_mask for role, _, with_mask in sent} == {
-        "policy": True, "reference": True, "critic": False,
+    assert sent == {
+        ("policy", "logprobs", True), ("policy", "update", True), ("reference", "logprobs", True),
+        ("critic", "scores", False), ("critic", "update", False),
+        ("policy", "logprobs", False),  # of the probe that checks what was published
     }  # fmt: skip
     assert ("critic", "update", False) in sent
     replay = {**kept, "source": "replay", "replay_path": several.run_dir}
