@@ -156,8 +156,8 @@ class RunDirectory:
 
     @classmethod
     def _meant(cls, path: Path) -> str:
-        """A hint for a message: the runs in a folder, or the run with the nearest name. Of a recipe,
-        where its run is.
+        """A hint for a message: the runs in a folder, the run with the nearest name, or where that
+        of a recipe is.
         """
         if path.suffix == ".toml" and path.is_file():
             return "; it is a recipe: name the directory that its run_dir says"
