@@ -80,9 +80,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def only(text: str) -> None:
         def job(scorer: Scorer, name: str, prompt: str, rollouts: Sequence[str] | None) -> ScoreJob:
-            whole = right(scorer, name, prompt, rollouts)
+            scored = right(scorer, name, prompt, rollouts)
             texts = [json.loads(rollout)["text"] for rollout in rollouts or ()]
-            return whole if text in texts else replace(whole, wall_seconds=600.0)
+            return scored if text in texts else replace(scored, wall_seconds=600.0)
 
         monkeypatch.setattr(Scorer, "_job", job)
 
