@@ -135,6 +135,20 @@ def test_a_hub_that_never_answers_is_asked_once_for_a_moment(
     assert asked == ["org/name"]
 
 
+def test_a_hub_that_cannot_be_reached_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OfflineHub(tmp_path, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(module, "_silent_at", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        host, port = taken.getsockname()
+    monkeypatch.setattr(HfApi, "__init__", _at(f"http://{host}:{port}"))
+    refused = r"no dataset org/other: the hub did not answer \(\[Errno \d+\] Connection refused\); "
+    with pytest.raises(UsageError, match=refused):
+        commit_of("dataset", "org/other")
+
+
 def _at(endpoint: str) -> Any:
     original_init = HfApi.__init__
 

@@ -1,17 +1,20 @@
-"""What a process does for itself: its signals, and the children that end with it."""
+"""What a process does for itself: its signals and ports, and the children that end with it."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from postgrad.core import process
 from postgrad.core.process import (
@@ -119,3 +122,13 @@ def test_cores_of_apple_silicon_are_its_performance_cores(
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 10)
     assert process.usable_cores() == 6
+
+
+def test_a_held_port_is_free_for_the_store_of_the_ranks_alone() -> None:
+    held, port = process.held_port()
+    with held:
+        with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+            other.bind(("", port))
+        store = TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timedelta(seconds=10))
+        store.set("rank", "0")
+        assert store.get("rank") == b"0"

@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from postgrad.core.process import held_port
 from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
@@ -21,10 +22,12 @@ PRELOADED = "helpers.preloaded"
 TESTS = Path(__file__).parent.parent
 
 
-def free_address() -> str:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{held.getsockname()[1]}"
+@contextmanager
+def meeting() -> Generator[str]:
+    """HOST:PORT where ranks can meet, and nobody else."""
+    held, port = held_port()
+    with held:
+        yield f"127.0.0.1:{port}"
 
 
 @cache
@@ -51,19 +54,19 @@ def run_ranks(
     """Runs `work` on so many ranks, each a fresh fork; an error of one is an AssertionError with
     its text. Results are files in `folder`.
     """
-    address = free_address()
-    processes = [
-        forks().Process(
-            target=_main,
-            args=(work, rank, size, address, folder, limit_seconds, grid, more),
-            daemon=True,
-        )
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(SECONDS)
+    with meeting() as address:
+        processes = [
+            forks().Process(
+                target=_main,
+                args=(work, rank, size, address, folder, limit_seconds, grid, more),
+                daemon=True,
+            )
+            for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(SECONDS)
     left = [process for process in processes if process.is_alive()]
     for process in left:
         process.kill()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.ranks import free_address, run_ranks
+from helpers.ranks import meeting, run_ranks
 from postgrad.core.errors import RunError
 from postgrad.parallel import ranks
 from postgrad.parallel.ranks import Grid, Ranks
@@ -47,13 +47,15 @@ def test_tensors_on_cards_go_through_nccl_and_those_on_the_host_through_gloo(
     monkeypatch.setattr(
         ranks.dist, "init_process_group", lambda backend, **more: backends.append(backend)
     )
-    Ranks.join(0, 1, free_address(), device=device)
+    with meeting() as address:
+        Ranks.join(0, 1, address, device=device)
     assert backends == [asked]
 
 
 def test_ranks_wait_as_long_for_the_first_collective_of_a_group_as_for_others() -> None:
     """NCCL connects a group then: ranks wait in the store for what the group's first one writes."""
-    ranks = Ranks.join(0, 1, free_address(), limit_seconds=77.0, start_seconds=5.0)
+    with meeting() as address:
+        ranks = Ranks.join(0, 1, address, limit_seconds=77.0, start_seconds=5.0)
     try:
         assert ranks._store.timeout.total_seconds() == 77.0
     finally:
@@ -62,8 +64,9 @@ def test_ranks_wait_as_long_for_the_first_collective_of_a_group_as_for_others() 
 
 @pytest.mark.slow
 def test_a_rank_that_waits_alone_gives_up() -> None:
-    with pytest.raises(RunError, match=r"rank 1 of 2 could not join .* within 1 seconds"):
-        Ranks.join(1, 2, free_address(), start_seconds=1.0)
+    late = pytest.raises(RunError, match=r"rank 1 of 2 could not join .* within 1 seconds")
+    with meeting() as address, late:
+        Ranks.join(1, 2, address, start_seconds=1.0)
 
 
 def talk(ranks: Ranks, folder: Path) -> None:

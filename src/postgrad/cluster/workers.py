@@ -18,7 +18,7 @@ from postgrad.cluster.connection import VISIBLE, Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
 from postgrad.cluster.settings import POLICY, ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
-from postgrad.core.process import Handle, heavy_imports
+from postgrad.core.process import Handle, heavy_imports, held_port
 from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
@@ -293,6 +293,7 @@ class _Worker:
     """The actor in each process: holds the worker's object and calls its methods."""
 
     _object: Any
+    _held: socket.socket  # its port is that where the ranks meet
     _thread: int | None = None  # identifier of the thread that runs a call
 
     def stand(self, folder: str, visible: str | None) -> tuple[str, int, str, str, str]:
@@ -326,9 +327,7 @@ class _Worker:
         import ray
 
         if not port:
-            with socket.socket() as free:
-                free.bind(("", 0))
-                port = free.getsockname()[1]
+            self._held, port = held_port()
         return f"{ray.util.get_node_ip_address()}:{port}"
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:

@@ -75,13 +75,12 @@ def commit_of(kind: RepoKind, path: str, revision: str | None = None) -> str:
         remembered = _remembered(kind, path, revision or "main")
         if remembered is not None and not _denied(error):
             return remembered
-        why = str(error).strip().partition("\n")[0].rstrip(".")
         name = at_revision(path, revision)
         option = "model.path and model.revision" if kind == "model" else "data.path, data.revision"
         raise UsageError(
-            f"no {kind} {name}: {why}; the cache of the hub ({_cache()}) has no commit of it "
-            f"either. A {'directory' if kind == 'model' else 'file or folder'} on this machine "
-            f"works too ({option})"
+            f"no {kind} {name}: {_reason(error)}; the cache of the hub ({_cache()}) has no commit "
+            f"of it either. A {'directory' if kind == 'model' else 'file or folder'} on this "
+            f"machine works too ({option})"
         ) from error
 
 
@@ -108,13 +107,17 @@ def _ask(kind: RepoKind, path: str, revision: str | None) -> str:
         sha = info(path, revision=revision, timeout=SECONDS).sha
     except (HfHubHTTPError, HFValidationError):
         raise  # it answered
-    except Exception:
+    except Exception as error:
         if time.monotonic() - began >= min(SECONDS, SLOW_SECONDS):
             _silent_at = time.monotonic()
-        raise
+        raise ConnectionError(f"the hub did not answer ({_reason(error)})") from error
     if not isinstance(sha, str) or not COMMIT.fullmatch(sha):
         raise ValueError(f"the hub names no commit of {path}")
     return sha
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _denied(error: Exception) -> bool:

@@ -1,5 +1,6 @@
 """What a process does for itself and its children: garbage collection and the C library's heap, its
-cores, the environment that children inherit, its pipes, its signals, its end with its parent.
+cores, the environment that children inherit, its pipes and ports, its signals, its end with its
+parent.
 Imports no heavy package.
 
 And handles: the results of role calls, the same for roles in this process and on a cluster. A role
@@ -12,6 +13,7 @@ import gc
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -126,6 +128,17 @@ def write(pipe: BinaryIO, line: bytes) -> None:
     rest = memoryview(line)
     while rest:
         rest = rest[pipe.write(rest) :]
+
+
+def held_port() -> tuple[socket.socket, int]:
+    """A free port of this machine, and what keeps others from it until it is closed: a port that
+    was only looked up may be that of any connection by the time that its server starts. A server
+    with SO_REUSEADDR, such as torch's TCPStore, may listen there.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held, held.getsockname()[1]
 
 
 def die_with_parent() -> None:
