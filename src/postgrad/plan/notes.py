@@ -14,7 +14,8 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import RunPlan, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
-from postgrad.plan.sizes import ahead_bytes, longest_answer, mask_bytes, most_turns
+from postgrad.plan.sizes import ahead_bytes, mask_bytes
+from postgrad.plan.turns import longest_answer, most_turns, unknown_replies
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
 QUICK_PISSA, LONG_START = "pissa_niter_4", 60.0  # advised where a start takes more seconds
@@ -40,7 +41,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
         yield problem
     rows, shared = plan.lengths.rows, plan.lengths.shared
     yield f"lengths: {plan.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
-    yield from _turns_note(plan.recipe)
+    yield from _turns_note(plan)
     yield from expert_notes(plan.roles, plan.timing.exchanged, plan.recipe.learner)
     yield from _states_note(plan, shared=bool(shared))
     yield from _uncounted_notes(plan)
@@ -110,16 +111,24 @@ def _uncounted_notes(plan: RunPlan) -> Iterator[str]:
             )
 
 
-def _turns_note(recipe: Recipe) -> Iterator[str]:
-    """What times leave out of samples with an environment, whose lengths no data shows."""
-    if (turns := most_turns(recipe)) == 1:
+def _turns_note(plan: RunPlan) -> Iterator[str]:
+    """What a plan assumes of samples with an environment, whose lengths no row shows."""
+    recipe, lengths = plan.recipe, plan.lengths
+    if not isinstance(recipe, RLRecipe) or most_turns(recipe) == 1:
         return
-    learned = getattr(recipe.algorithm, "observation_coef", 0.0) > 0
+    if unknown := unknown_replies(recipe):
+        how = (
+            f"that fill data.max_len: how long those of {' and '.join(unknown)} are is not known "
+            "before a run (environment.reply_tokens)"
+        )
+    else:
+        how = "between them"
+    images = plan.roles[0].shape.tower is not None
     yield (
-        f"turns: times count one of {recipe.sampled_tokens} tokens for each sample. It may have "
-        f"{turns}, with replies between them{' that are learned too' if learned else ''}, up to "
-        f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
-        "as much. Memory has room for all of them"
+        f"turns: a sample counts with all that it may have, {lengths.turns:.3g} of together "
+        f"{lengths.written:.0f} tokens, and {lengths.replies:.0f} tokens of replies {how}. Not "
+        f"counted: waiting for replies, what tools add to prompts{', images of replies' * images}. "
+        f"Memory has room for data.max_len = {recipe.data.max_len}"
     )
 
 
