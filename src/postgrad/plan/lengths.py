@@ -89,10 +89,11 @@ def longest(recipe: Recipe) -> RowLengths:
     samples: list[list[Any]] = []
     for dataset in recipe.data.sources:
         turns = Turns.of(recipe, dataset, partial(_answered, count=count))
-        samples.append([*turns.played(np.array([float(turns.room(row))]))])
-    written, replies, turned = np.mean(samples, axis=0)[:, 0].tolist()
+        prompt = np.array([turns.prompt(row)])
+        samples.append([prompt, *turns.played(prompt, row)])
+    prompt, written, replies, turned = np.mean(samples, axis=0)[:, 0].tolist()
     answer = written + replies
-    return RowLengths(row - answer, answer, 1.0, source, rows, replies=replies, turns=turned)
+    return RowLengths(prompt, answer, 1.0, source, rows, replies=replies, turns=turned)
 
 
 def of_one_turn(lengths: RowLengths, recipe: Recipe, *, read: bool) -> RowLengths:
@@ -269,7 +270,7 @@ def _fitting(pairs: _Column, recipe: Recipe, turns: Turns | None) -> _Fitting:
         kept = (pairs[:, 2] == 0) | (prompt == uncut)  # images stand in prompts, and are not cut
     if turns is None:
         return prompt, answer, np.zeros(len(prompt)), np.ones(len(prompt)), kept
-    written, replies, turned = turns.played(limit - prompt)
+    written, replies, turned = turns.played(prompt, limit)
     return prompt, written + replies, replies, turned, kept
 
 

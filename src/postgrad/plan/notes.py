@@ -116,20 +116,18 @@ def _turns_note(plan: RunPlan) -> Iterator[str]:
     recipe, lengths = plan.recipe, plan.lengths
     if not isinstance(recipe, RLRecipe) or most_turns(recipe) == 1:
         return
-    if unknown := unknown_replies(recipe):
-        how = (
-            f"that fill data.max_len: how long those of {' and '.join(unknown)} are is not known "
-            "before a run (environment.reply_tokens)"
-        )
-    else:
-        how = "between them"
-    images = plan.roles[0].shape.tower is not None
+    images = ", images of replies" if plan.roles[0].shape.tower is not None else ""
     yield (
-        f"turns: a sample counts with all that it may have, {lengths.turns:.3g} of together "
-        f"{lengths.written:.0f} tokens, and {lengths.replies:.0f} tokens of replies {how}. Not "
-        f"counted: waiting for replies, what tools add to prompts{', images of replies' * images}. "
-        f"Memory has room for data.max_len = {recipe.data.max_len}"
+        f"turns: a mean sample counts with as many as it may have, {lengths.turns:.3g} of together "
+        f"{lengths.written:.0f} tokens, and with {lengths.replies:.0f} tokens of replies. Not "
+        f"counted: the time of replies, tools in prompts{images}. Memory has room for data.max_len "
+        f"= {recipe.data.max_len}"
     )
+    if unknown := unknown_replies(recipe):
+        yield (
+            f"replies of {' and '.join(unknown)}: nothing says before a run how long they are, so "
+            "they are assumed as long as the prompt; environment.reply_tokens states it"
+        )
 
 
 def _threads_note(plan: RunPlan) -> Iterator[str]:

@@ -85,6 +85,25 @@ def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
     return 2 * shape.layers * shape.hidden_size * b * 2 * (each - 1) / each
 
 
+def behind_replies(lengths: RowLengths, sequences: int, *, keeps: bool) -> tuple[float, float]:
+    """Tokens that an engine computes before later turns begin, and their squares, as
+    ModelShape.flops takes them.
+
+    keeps: the cache has all but the newest token and the reply. Else each turn computes its whole
+    prefix: the built-in engine mostly has lost it where more sequences are under way than it has
+    slots, and some layers start over several tokens from an empty state alone.
+    """
+    later = sequences * (lengths.turns - 1)
+    if later <= 0:
+        return 0.0, 0.0
+    if keeps:
+        new = sequences * lengths.replies + later
+        return new, 2 * new * (lengths.prompt + lengths.answer / 2)
+    reply = sequences * lengths.replies / later
+    prefix = lengths.prompt + (lengths.answer + reply) / 2
+    return later * prefix, later * prefix**2
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingPace:
     """Seconds of decoding passes, which grow with the sequences and with their tokens. A simulation
@@ -145,30 +164,15 @@ class EngineCosts:
             squares += share.together * again**2
         images = None if lengths.images is None else lengths.images.times(share.prompts)
         later = share.sequences * (lengths.turns - 1)
-        new, more = self._behind_replies(share, later)
+        continues = self.policy.shape.min_shared != NO_SHARING
+        keeps = self.places.is_vllm or (continues and share.at_once)
+        new, more = behind_replies(lengths, share.sequences, keeps=keeps)
         return (
             self._prefill(tokens + new, squares + more, share.prompts + later)
             + tower_seconds(self.policy, images, self._b, self.costs, updating=False)
             + share.passes * self._pass
             + share.sequences * share.mean * self._token(self._held, self._seen)
         )
-
-    def _behind_replies(self, share: SampledShare, later: float) -> tuple[float, float]:
-        """Tokens of the prefixes of all `later` turns that are computed, and their squares, as
-        ModelShape.flops takes them. The cache has all but the newest token and the reply. Where
-        more sequences are under way than there are slots, the built-in engine mostly has lost
-        them; layers that start from an empty state alone compute all of them again.
-        """
-        lengths = self.lengths
-        if later <= 0:
-            return 0.0, 0.0
-        keeps = self.policy.shape.min_shared != NO_SHARING and share.at_once
-        if self.places.is_vllm or keeps:  # vLLM's cache has pages of ended turns too
-            new = share.sequences * lengths.replies + later
-            return new, 2 * new * self._seen
-        reply = share.sequences * lengths.replies / later
-        prefix = lengths.prompt + (lengths.answer + reply) / 2
-        return later * prefix, later * prefix**2
 
     def longest(self) -> float:
         """Seconds in which the longest answer is decoded, with nothing beside it."""

@@ -1,7 +1,9 @@
 """Turns of samples with an environment: how many there may be, and how long they are.
 
-Rows do not say how often the policy answers, nor how long the replies are. A plan counts what may
-be, as it does of an answer without an environment: all turns, each with all of its tokens.
+Rows do not say how often the policy answers, nor how long the replies are. A plan counts as many
+tokens as the policy may write, as it does of an answer without an environment: all turns, each with
+all of its tokens. A reply of which nothing is known counts as many as the prompt, the other text
+that the policy reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +30,8 @@ class Turns:
     """The turns that samples of a dataset may have."""
 
     limits: tuple[int, ...]  # most tokens of each
-    # Tokens of a reply, with the marks of the chat template up to the next turn. None: not known.
+    # Tokens of a reply, with the marks of the chat template up to the next turn. None: not known,
+    # and as long as the prompt.
     reply: float | None = 0.0
 
     @classmethod
@@ -44,39 +47,35 @@ class Turns:
             reply = tokens(message)
         return cls(limits_of(recipe, dataset), reply)
 
-    def played(self, room: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Tokens that the policy writes, tokens of replies, and turns, of samples with `room`
-        tokens behind their prompts. [rows] each. A reply behind which no token fits ends its
-        sample. Replies whose length is not known take what the turns leave.
+    def played(self, prompt: Numbers, most: int) -> tuple[Numbers, Numbers, Numbers]:
+        """Tokens that the policy writes, tokens of replies, and turns, of samples behind prompts of
+        so many tokens, at most `most` with them. [rows] each. A reply behind which no token fits
+        ends its sample.
         """
-        room = np.maximum(room, 0.0)
-        if self.reply is None and len(self.limits) > 1:
-            written = np.minimum(sum(self.limits), room)
-            turns = np.searchsorted(np.cumsum(self.limits), written) + 1.0
-            return written, room - written, turns
-        left, goes_on = room.copy(), room > 0
-        written, replies, turns = np.zeros_like(room), np.zeros_like(room), np.zeros_like(room)
-        for limit in self.limits:
-            reply = np.where(goes_on & (turns > 0), self.reply or 0.0, 0.0)
-            goes_on = goes_on & (left > reply)
+        left = np.maximum(most - prompt, 0.0)
+        reply = prompt if self.reply is None else np.full_like(prompt, self.reply)
+        written, replies, turns = np.zeros_like(left), np.zeros_like(left), np.zeros_like(left)
+        for number, limit in enumerate(self.limits):
+            read = reply if number else np.zeros_like(reply)
+            goes_on = (turns == number) & (left > read)
             if not goes_on.any():
                 break
-            replies += np.where(goes_on, reply, 0.0)
-            left -= np.where(goes_on, reply, 0.0)
+            replies += np.where(goes_on, read, 0.0)
+            left -= np.where(goes_on, read, 0.0)
             turn = np.where(goes_on, np.minimum(limit, left), 0.0)
             written += turn
             left -= turn
             turns += goes_on
         return written, replies, turns
 
-    def room(self, row: int) -> int:
-        """Tokens behind the prompt of a row that nobody has read, of `row` tokens in all: turns
-        come first. Of what they leave, half is the prompt where replies may be of any length.
+    def prompt(self, most: int) -> float:
+        """Tokens of the prompt of a row that nobody has read, where all turns and replies make a
+        sample of `most` tokens.
         """
-        if self.reply is not None:
-            return row - 1
-        written = min(sum(self.limits), row - 1)
-        return written + (row - written) // 2
+        left, later = most - sum(self.limits), len(self.limits) - 1
+        if self.reply is None:
+            return max(1.0, left // (1 + later))
+        return max(1.0, left - later * self.reply)
 
 
 def environment_of(recipe: RLRecipe, dataset: RowSettings) -> EnvironmentSettings | None:
