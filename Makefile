@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e . --group dev
 	touch .venv/ready
 
-quickstart: .venv/installed  ## SFT, RL, export and sample answers; about five minutes
+quickstart: .venv/installed  ## SFT, RL, export and sample answers; about two minutes behind the installation
 	$(BIN)/postgrad train recipes/quickstart --overwrite true --seed $(SEED)
 
 test: .venv/ready  ## the fast tests

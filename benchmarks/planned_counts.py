@@ -17,7 +17,6 @@ import pytest
 from benchmarks.drawn_values import Table
 from helpers.runs import lines, tensors
 from postgrad.fleet.exported import own_role
-from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.lengths import row_lengths
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.run import Run
@@ -61,8 +60,7 @@ def counts(report: Table, recipe: Recipe, summary: Table, rows: int) -> Counts:
     if summary["steps"] == batch["steps"] and not any(map(_lacks_samples, logged)):
         compared["updates"] = (batch["total_updates"], summary["updates"])
         compared["episodes"] = (batch["total_episodes"], summary["episodes"])
-        guesses = _guesses_vocabulary(recipe) or _layers_differ(recipe)
-        if recipe.learner.ranks == 1 and not guesses:
+        if recipe.learner.ranks == 1 and not _guesses_vocabulary(recipe):
             compared |= _saved(report, recipe, summary["steps"])
     return compared
 
@@ -80,18 +78,6 @@ def _guesses_vocabulary(recipe: Recipe) -> bool:
     """Whether a tokenizer is trained, which may find fewer tokens than its `vocab_size`."""
     init = recipe.model.init
     return recipe.model.path is None and init is not None and init.tokenizer.kind == "bpe"
-
-
-def _layers_differ(recipe: Recipe) -> bool:
-    """Whether an adapter stands on layers of several kinds, of which a plan counts the last one's
-    for all.
-    """
-    if recipe.model.lora is None:
-        return False
-    weights = shape_of_model(recipe.model).counted
-    if weights is None:
-        return False
-    return {*weights.names} != {name for name, *_ in (*weights.linears, *weights.stacks)}
 
 
 def _saved(report: Table, recipe: Recipe, steps: int) -> Counts:

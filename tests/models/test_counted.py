@@ -177,7 +177,9 @@ def test_latent_attention_is_cached_as_it_attends() -> None:
 def test_adapters_stand_on_the_linear_modules_of_a_layer() -> None:
     shape = any_shape(published("phi3"), "phi3")
     assert shape.counted is not None
-    assert {name: (m, n) for name, m, n in shape.counted.linears} == {
+    (layers,) = shape.counted.adaptable
+    assert layers.numbers == tuple(range(32))
+    assert {name: (m, n) for name, m, n in layers.linears} == {
         "self_attn.o_proj": (3072, 3072),
         "self_attn.qkv_proj": (3072, 9216),
         "mlp.gate_up_proj": (3072, 16_384),

@@ -196,7 +196,9 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
 def test_a_run_that_could_be_meant_is_named(tmp_path: Path) -> None:
     for name in ("gsm8k-grpo", "words/sft", "words/rl"):
         RunDirectory.create(tmp_path / name, RECIPE, overwrite=False)
+    (tmp_path / "mine.toml").write_text("", "utf-8")
     for typed, suggestion in [
+        ("mine.toml", "it is a recipe: name the directory that its run_dir says"),
         ("gsm8k-gpro", f"did you mean {tmp_path / 'gsm8k-grpo'}?"),
         ("word", f"did you mean {tmp_path / 'words'}?"),
         ("words", "it is not a run directory; runs in it: rl, sft"),

@@ -1,4 +1,6 @@
-"""What a plan counts of adapters on experts and routers, against those of the real models."""
+"""What a plan counts of adapters on experts and routers, and on layers that differ, against those
+of the real models.
+"""
 
 from typing import Any
 
@@ -15,7 +17,12 @@ from postgrad.models.known_shapes import any_shape
 from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
 from postgrad.models.shapes import shape_of_init
 from postgrad.plan.activations import Blocks, kept, kept_by_layer
-from postgrad.plan.adapters import adapter_flops, merged_sizes, require_targets
+from postgrad.plan.adapters import (
+    adapter_flops,
+    adapter_parameters,
+    merged_sizes,
+    require_targets,
+)
 from postgrad.plan.held import moment_bytes
 from postgrad.plan.roles import PlannedRole
 
@@ -46,6 +53,24 @@ def test_parameters_and_moments_are_those_of_the_adapter(
     moments = [t for n, t in steps.state().items() if t.ndim == 2]
     assert moment_bytes(role) == sum(tensor.nbytes for tensor in moments)
     assert sum(merged_sizes(role.shape, lora)) * 2 == sum(t.numel() for _, t in adapter.merged())
+
+
+# Layers that attend beside layers that carry a state, dense layers beside mixtures, and matrices
+# outside of layers.
+DIFFERING = ("qwen3_next", "lfm2", "jamba", "zamba", "deepseek_v3", "gemma3n_text", "gemma4_text")
+
+
+@pytest.mark.parametrize("kind", DIFFERING)
+def test_layers_that_differ_are_counted_by_their_kind(kind: str) -> None:
+    config, shape = config_of(kind, 37), shape_of(kind)
+    linears = LoraSettings(rank=3)
+    parameters = add_adapter(AutoModelForCausalLM.from_config(config), linears, seed=0).parameters()
+    assert adapter_parameters(shape, linears) == sum(p.numel() for p in parameters.values())
+    by_layer = linears.model_copy(update={"layers_to_transform": (0,)})
+    parameters = add_adapter(
+        AutoModelForCausalLM.from_config(config), by_layer, seed=0
+    ).parameters()
+    assert adapter_parameters(shape, by_layer) == sum(p.numel() for p in parameters.values())
 
 
 BY_LAYER = LoraSettings(
@@ -104,6 +129,11 @@ def test_operations_are_those_of_products_with_a_and_b_of_each_chosen_expert() -
 def test_targets_that_a_dense_model_has_none_of_are_refused(target: str) -> None:
     with pytest.raises(UsageError, match=rf"targets: '{target}' is no linear layer, .*has q_proj"):
         require_targets(shape_of_init(ModelInit()), LoraSettings(targets=("q_proj", target)))
+
+
+def test_an_adapter_of_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(UsageError, match="this gpt2 decoder has no linear layers"):
+        require_targets(shape_of("gpt2"), LoraSettings())
 
 
 def test_targets_that_a_mixture_has_none_of_are_refused_as_by_the_adapter() -> None:

@@ -1,6 +1,7 @@
 """Recipes: every problem of a file at once, each with its line and the way out."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,19 @@ def test_what_is_no_toml_and_what_is_not_there_is_told(write: Write, tmp_path: P
     assert "no recipe at recipes.toml; did you mean recipe.toml?" in refused(
         tmp_path / "recipes.toml"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gsm8k_gpro", "did you mean gsm8k_grpo?"),
+        ("7b/dpo_lra.toml", "did you mean 7b/dpo_lora?"),
+        ("nothing_like_it.toml", "`postgrad recipes` lists those that ship"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_told_with_those_that_ship(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(hint)):
+        load_recipe(name)
 
 
 @pytest.mark.parametrize(

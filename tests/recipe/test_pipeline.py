@@ -92,9 +92,17 @@ def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("", "utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pipeline.toml").write_text("", "utf-8")
-    message = "is a folder without pipeline.toml: name one of other, sft.toml"
-    assert refused(tmp_path).endswith(message)
+    assert refused(tmp_path) == (
+        f"{tmp_path} is a folder without pipeline.toml: give a recipe, such as other or sft.toml"
+    )
     assert "no recipe at pipeline.toml" in refused(tmp_path / "nowhere")
+
+
+def test_a_run_in_place_of_a_recipe_is_told_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text("{}", "utf-8")
+    assert refused(tmp_path) == (
+        f"{tmp_path} is a run, not a recipe: postgrad resume {tmp_path} continues it"
+    )
 
 
 ROWS = 'recipes = ["sft.toml", "rl.toml", "best.toml"]\nrun_dir = "runs/p"\n'

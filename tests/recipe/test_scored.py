@@ -81,7 +81,8 @@ VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
     [
         (REWARDS.replace("gsm8k", "mine.py:score"),
          ":16: rewards.0.type: verifier 'mine.py:score' names a file: name its module, as "
-         "'mine:score' with the folder that it begins in on PYTHONPATH (the current one is)"),
+         "'mine:score' with the folder that it begins in on PYTHONPATH: "
+         "`PYTHONPATH=. postgrad ...` if that is the current one"),
         (REWARDS.replace("gsm8k", "a/mine:score"), "name its module, as 'a.mine:score'"),
         (REWARDS.replace("gsm8k", "mine:"), "no verifier is called 'mine:': your own is 'package."),
         (REWARDS.replace("gsm8k", "a:b:c"), "no verifier is called 'a:b:c': your own is 'package."),

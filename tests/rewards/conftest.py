@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.rewards import worker
 from postgrad.rewards.call import call
+from postgrad.rewards.protocol import ScoreJob
 from postgrad.rewards.registry import build
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -70,6 +72,24 @@ def make_scorer(own_modules: None) -> Iterator[Callable[..., Scorer]]:
 
 
 @pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """timed(text): wall_seconds holds for samples of that text alone. Others may take the time that
+    a busy machine needs, however short the limit is of those that are to exceed it.
+    """
+    right = Scorer._job
+
+    def only(text: str) -> None:
+        def job(scorer: Scorer, name: str, prompt: str, rollouts: Sequence[str] | None) -> ScoreJob:
+            scored = right(scorer, name, prompt, rollouts)
+            texts = [json.loads(rollout)["text"] for rollout in rollouts or ()]
+            return scored if text in texts else replace(scored, wall_seconds=600.0)
+
+        monkeypatch.setattr(Scorer, "_job", job)
+
+    return only
+
+
+@pytest.fixture
 def obeying() -> Callable[..., RewardSettings]:
     """obeying(**settings): the reward that does what a sample's text says, with short limits."""
 
@@ -78,7 +98,7 @@ def obeying() -> Callable[..., RewardSettings]:
             "type": OBEY,
             "name": "obey",
             "cpu_seconds": 0.15,
-            "wall_seconds": 5.0,
+            "wall_seconds": 60.0,
         } | settings
         return RewardSettings(**options)
 

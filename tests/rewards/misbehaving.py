@@ -40,6 +40,14 @@ def raise_error():
     raise ValueError("cannot read this")
 
 
+def burn():
+    """Takes 0.3 s of CPU time."""
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    return 0.5
+
+
 def print_much():
     for _ in range(40):
         print("x" * 100_000)
@@ -111,6 +119,7 @@ DEEDS = {
     "spin in child": spin_in_child,
     "sleep": lambda: time.sleep(60),
     "sleep a little": lambda: time.sleep(0.4) or 0.75,
+    "burn": burn,
     "raise": raise_error,
     "long integer": lambda: 10**400,
     "exit": lambda: sys.exit("bye"),

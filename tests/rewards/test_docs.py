@@ -2,7 +2,6 @@
 
 import json
 import re
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -16,6 +15,10 @@ from postgrad.rewards.verifier import PromptView, RolloutView
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
 
 
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_the_table_names_every_setting_of_a_verifier(name):
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
@@ -24,8 +27,7 @@ def test_the_table_names_every_setting_of_a_verifier(name):
 
 
 def test_the_examples_of_rewards_are_rewards():
-    blocks = re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.MULTILINE)
-    tables = [textwrap.dedent(block) for block in blocks if "[[rewards]]" in block]
+    tables = [block for block in blocks("toml") if "[[rewards]]" in block]
     rewards = [reward for text in tables for reward in tomllib.loads(text)["rewards"]]
     settings = [RewardSettings.model_validate_json(json.dumps(r), strict=True) for r in rewards]
     built = [build(reward) for reward in settings if ":" not in reward.type]
@@ -39,11 +41,10 @@ def test_the_examples_of_rewards_are_rewards():
 
 
 def test_the_examples_of_own_verifiers_run():
-    blocks = re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.MULTILINE)
     names = {}
-    for block in blocks:
+    for block in blocks("python"):
         if "import" in block:
-            exec(textwrap.dedent(block), names)  # noqa: S102  # our own page
+            exec(block, names)  # noqa: S102  # our own page
     prompt, rollout = PromptView("?", "Paris"), RolloutView("paris " * 100)
     score = names["brevity"](prompt, rollout)
     assert (score.value, score.detail) == (400 / 600, {"characters": 600})

@@ -44,7 +44,7 @@ def grouping(name, **settings):
 
 
 def obeying(**settings):
-    return grouping("obey", cpu_seconds=0.5, wall_seconds=20.0, **settings)
+    return grouping("obey", cpu_seconds=0.5, wall_seconds=60.0, **settings)
 
 
 @pytest.fixture
@@ -123,7 +123,8 @@ def test_a_failure_is_one_of_every_sample_of_the_group(
         scorer.require_scored([*failed, well])
 
 
-def test_limits_of_time_are_of_a_group(make_scorer, make_prompt, make_rollouts):
+def test_limits_of_time_are_of_a_group(make_scorer, make_prompt, make_rollouts, timed):
+    timed("sleep")
     scorer = make_scorer(grouping("obey", cpu_seconds=0.15, wall_seconds=0.3))
     pairs = [
         (make_prompt(t), make_rollouts([deed, "1"], t)) for t, deed in enumerate(["sleep", "2"])

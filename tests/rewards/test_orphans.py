@@ -1,5 +1,6 @@
 """Nothing of a worker and its sandbox stays in the process table when it is killed."""
 
+import ctypes
 import json
 import os
 import signal
@@ -11,19 +12,21 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards.descendants import descendants, end_with_descendants
+from postgrad.rewards import descendants as descendants_module
+from postgrad.rewards.descendants import adopting, descendants, end_with_descendants
 from postgrad.rewards.settings import RewardSettings
 
 
 def remaining(pids):
     """Those that are still in the table, zombies of whoever included, after a moment."""
-    late = time.monotonic() + 5.0
+    late = time.monotonic() + 60.0
     while (left := [p for p in pids if Path(f"/proc/{p}").exists()]) and time.monotonic() < late:
         time.sleep(0.01)
     return left
 
 
-def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
+def test_a_child_is_ended_with_those_that_lose_their_parent_by_it(monkeypatch):
+    monkeypatch.setattr(descendants_module, "_SECONDS", 60.0)  # a killed process needs a processor
     sleep = "import subprocess, sys, time\n{}\nprint('ready', flush=True)\ntime.sleep(600)"
     inner = sleep.format("")
     outer = sleep.format(
@@ -39,6 +42,25 @@ def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
     assert end_with_descendants(process, group=True) == -signal.SIGKILL
     assert [pid for pid in under if Path(f"/proc/{pid}").exists()] == []
     process.stdout.close()
+
+
+def adopts():
+    """Whether this process is given the orphans among its descendants."""
+    is_set, of_subreapers = ctypes.c_int(), 37
+    ctypes.CDLL(None).prctl(of_subreapers, ctypes.byref(is_set), 0, 0, 0)
+    return bool(is_set.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels let nobody adopt")
+def test_a_process_adopts_until_the_last_of_its_threads_has_what_it_waited_for():
+    before = adopts()
+    first, second = adopting(), adopting()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert adopts()
+    second.__exit__(None, None, None)
+    assert adopts() == before
 
 
 def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(

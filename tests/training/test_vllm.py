@@ -351,7 +351,7 @@ def killed_after(steps: int, recipe: Any) -> None:
         assert run.stdin is not None
         run.stdin.write(json.dumps(recipe.dump()).encode())
         run.stdin.close()
-        while not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < steps:
             assert run.poll() is None
             time.sleep(0.02)
         run.kill()
@@ -382,7 +382,7 @@ def test_samples_ahead_are_neither_lost_nor_doubled_by_a_kill_and_replay_to_the_
     run = Path(recipe.run_dir)
     killed_after(3, recipe)
     assert list(run.glob("checkpoints/step-*/pending.safetensors"))
-    assert len(by_step(recipe)) < 6
+    assert (run / "metrics.jsonl").read_bytes().count(b"\n") < 6  # the last may be half a line
     train(recipe, console)
     assert [metric_line["step"] for metric_line in by_step(recipe)] == [1, 2, 3, 4, 5, 6]
     samples = by_step(recipe, "samples.jsonl")

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.core.errors import UsageError
@@ -71,9 +72,15 @@ class Commands:
         parser = self.add(name, run, text, overrides=True)
         parser.add_argument(
             "recipe", type=located, metavar="RECIPE.toml|DIR" if folders else "RECIPE.toml",
-            help="a file, or the name of a recipe that `postgrad recipes` lists",
+            help=f"a file, {'a folder with pipeline.toml, ' if folders else ''}or the name of a "
+            "recipe that `postgrad recipes` lists",
         )  # fmt: skip
         return parser
+
+
+def add_run_dir(parser: argparse.ArgumentParser, text: str = "what a run has written") -> None:
+    """Adds the directory of a run, `run_dir` of its recipe."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help=text)
 
 
 def tell(text: str) -> None:

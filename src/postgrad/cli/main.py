@@ -17,7 +17,7 @@ from typing import TextIO
 
 from postgrad._version import __version__
 from postgrad.cli import models, plan, runs, start, train
-from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands, tell
+from postgrad.cli.command import CommandFunction, CommandOutcome, Commands, tell
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
@@ -26,6 +26,10 @@ READER_GONE = 141  # what a shell says of a process that SIGPIPE ended: 128 + 13
 # Seconds after a command's end until people hear of threads that its process waits for, and from
 # then on until it ends without them.
 THREADS_TOLD, THREADS_WAIT = 5.0, 60.0
+BEGIN = (
+    "Begin with `postgrad train quickstart`, or with `postgrad new DIR`, which writes a recipe for "
+    "your own rows. `postgrad COMMAND --help` explains a command."
+)
 FAMILIES = (start, train, models, runs, plan)  # in this order in the help
 
 
@@ -206,7 +210,7 @@ def all_commands() -> Commands:
     parser = argparse.ArgumentParser(
         prog="postgrad",
         description="Post-training of language models: SFT, reward models, preferences, RL.",
-        epilog=OVERRIDES,
+        epilog=BEGIN,
     )
     parser.add_argument("--version", action="version", version=f"postgrad {__version__}")
     commands = Commands(parser)

@@ -91,7 +91,7 @@ def _add_chat(commands: Commands) -> None:
 
 def _add_serve_reward(commands: Commands) -> None:
     parser = commands.add("serve-reward", _serve_reward, "put a reward model behind HTTP")
-    parser.add_argument("model", type=Path, metavar="DIR")
+    parser.add_argument("model", type=Path, metavar="DIR", help="an exported reward model")
     parser.add_argument(
         "--host", default="127.0.0.1", help="any other than 127.0.0.1 needs a token"
     )
@@ -101,8 +101,10 @@ def _add_serve_reward(commands: Commands) -> None:
         help="the bearer token that clients send; or in POSTGRAD_SERVE_TOKEN",
     )  # fmt: skip
     parser.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens per model call")
-    parser.add_argument("--max-request-bytes", type=int, metavar="N")
-    parser.add_argument("--request-seconds", type=float, metavar="S")
+    parser.add_argument("--max-request-bytes", type=int, metavar="N", help="of a request's body")
+    parser.add_argument(
+        "--request-seconds", type=float, metavar="S", help="from a request's start to its answer"
+    )
     parser.add_argument(
         "--images", type=Path, metavar="DIR",
         help="images that clients may name by their hash: the folder images/ of a run",
@@ -120,7 +122,7 @@ def _add_merge(commands: Commands) -> None:
     parser.add_argument(
         "models", nargs="*", metavar="MODEL", help="directories, hub ids, directories of adapters"
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--base", metavar="MODEL", help="what the models were trained from")
     numbers = {"type": float, "nargs": "+", "metavar": "W"}
     parser.add_argument("--weights", help="one per model; default: 1", **numbers)
@@ -143,7 +145,7 @@ def _add_merge(commands: Commands) -> None:
 def _add_add_tokens(commands: Commands) -> None:
     parser = commands.add("add-tokens", _add_tokens, "give a model new tokens to learn")
     parser.add_argument("model", metavar="MODEL", help="a directory or hub id")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="output folder")
     texts: Any = {"nargs": "+", "metavar": "TEXT", "default": []}
     parser.add_argument("--token", help="texts that are one token each from now on", **texts)
     parser.add_argument(

@@ -42,7 +42,10 @@ def add(commands: Commands) -> None:
         "translate", _translate, "turn another system's script or config into a recipe",
         overrides=True,
     )  # fmt: skip
-    parser.add_argument("system", metavar="openrlhf|open-instruct|trl|prime-rl|nemo-rl|verl")
+    parser.add_argument(
+        "system", metavar="openrlhf|open-instruct|trl|prime-rl|nemo-rl|verl",
+        help="then a script, a config or flags of that system",
+    )  # fmt: skip
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices that train, if the source does not say"
     )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, console_of
+from postgrad.cli.command import Commands, add_run_dir, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.process import heavy_imports
 
@@ -12,15 +12,17 @@ from postgrad.core.process import heavy_imports
 def add(commands: Commands) -> None:
     """Registers the commands of this file and their flags."""
     parser = commands.add("export", _export, "write a checkpoint as a Hugging Face directory")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
+    add_run_dir(parser)
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="latest|best|STEP", help="default: latest"
+    )
     parser.add_argument(
         "--role", metavar="policy|critic|reward|ema", help="default: what the job trains"
     )
     parser.add_argument(
         "--adapter", action="store_true", help="write only the adapter, in PEFT's format"
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument(
         "--push-to-hub", metavar="ORG/NAME", help="also push it to the hub, with its model card"
     )
@@ -28,14 +30,16 @@ def add(commands: Commands) -> None:
         "--private", action="store_true", help="make the repository private if the push creates it"
     )
     parser = commands.add("checkpoints", _checkpoints, "list the checkpoints of a run")
-    parser.add_argument("run_dir", type=Path)
+    add_run_dir(parser)
     parser = commands.add("verify", _verify, "hash and load every checkpoint of a run")
-    parser.add_argument("run_dir", type=Path)
+    add_run_dir(parser)
     parser = commands.add(
         "fork", _fork, "make a new run of an earlier checkpoint; the run that it is from stays"
     )
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
+    add_run_dir(parser)
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="latest|best|STEP", help="default: latest"
+    )
     parser.add_argument(
         "--to", type=Path, required=True, metavar="DIR", help="the new run directory"
     )

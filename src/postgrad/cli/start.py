@@ -13,8 +13,10 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 def add(commands: Commands) -> None:
     """Registers the commands of this file and their flags."""
     parser = commands.add("new", _new, "write a recipe with comments and a few rows of data")
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--job", default="sft", metavar="sft|reward|preference|rl")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the new folder")
+    parser.add_argument(
+        "--job", default="sft", metavar="sft|reward|preference|rl", help="default: sft"
+    )
     parser.add_argument("--model", metavar="MODEL", help="default: a small fresh model")
     commands.add("recipes", _recipes, "list the recipes that come with postgrad")
     parser = commands.add("completion", _completion, "print a script that completes commands")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.cli.command import CommandOutcome, Commands, add_quiet, console_of
+from postgrad.cli.command import CommandOutcome, Commands, add_quiet, add_run_dir, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.process import heavy_imports
 
@@ -26,7 +26,10 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="measure where the time of a step goes"
     )
-    parser.add_argument("--overwrite", choices=("true", "false"), default="false")
+    parser.add_argument(
+        "--overwrite", choices=("true", "false"), default="false",
+        help="true: delete what an earlier run wrote into run_dir, and start over",
+    )  # fmt: skip
     parser.add_argument("--choices-of", type=Path, help=argparse.SUPPRESS)  # for verify-resume
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=VALUE,VALUE",
@@ -36,12 +39,14 @@ def add(commands: Commands) -> None:
     parser = commands.add(
         "resume", _resume, "continue a run, or a sweep, from its newest checkpoints", overrides=True
     )
-    parser.add_argument("run_dir", type=Path)
+    add_run_dir(parser, "what a run, or a sweep, has written")
     _add_run_flags(parser)
     parser = commands.add_for_recipe(
         "verify-resume", _verify_resume, "kill and resume a run, and check that no bit changes"
     )
-    parser.add_argument("--kills", type=int, default=3, metavar="N")
+    parser.add_argument(
+        "--kills", type=int, default=3, metavar="N", help="how often the run is killed; default: 3"
+    )
     add_quiet(parser)
 
 

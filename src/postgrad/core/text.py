@@ -68,6 +68,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return next((by_folded[match] for match in [*swapped, *close]), None)
 
 
+HERE = "`PYTHONPATH=. postgrad ...` if that is the current one"
+
+
 def require_module(name: str, kind: str) -> None:
     """Raises UsageError where `name` is not "package.module:attribute", or has a file in place of
     the module. Imports nothing. kind: as of `resolve`.
@@ -79,7 +82,7 @@ def require_module(name: str, kind: str) -> None:
     if module_name.endswith(".py") or "/" in module_name:
         raise UsageError(
             f"{kind} {name!r} names a file: name its module, as {f'{dotted}:{attribute}'!r} with "
-            "the folder that it begins in on PYTHONPATH (the current one is)"
+            f"the folder that it begins in on PYTHONPATH: {HERE}"
         )
 
 
@@ -102,7 +105,7 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{kind} {name!r}: module {error.name!r} cannot be imported; "
-            "install it or put its folder on PYTHONPATH"
+            f"install it or put its folder on PYTHONPATH: {HERE}"
         ) from error
     except PostgradError:
         raise

@@ -14,6 +14,7 @@ from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import carries_states, text_config
 from postgrad.models.refusals import (
     no_dropout,
+    no_linear_layers,
     no_part_of_mixtures,
     require_effect,
     tied_apart,
@@ -49,10 +50,7 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
         above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
         linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
     if not linear:
-        raise UsageError(
-            f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]
-            "adapter could be attached to: train all its weights"
-        )
+        raise no_linear_layers(lm.config.model_type)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     weights = mixture_weights(lm)
     named = dict.fromkeys(linear, LINEAR) | weights
     for target in settings.targets:

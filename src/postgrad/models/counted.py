@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import computed_once, version
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import (
+    OUTSIDE,
     SOFT_CAPPED,
     WITH_SINKS,
+    AdaptableLayers,
     CountedWeights,
     KeptByLayers,
     ModelShape,
@@ -86,13 +88,18 @@ def _from_child(config: str, path: str) -> dict[str, Any]:
 def _shape_in(shape: dict[str, Any]) -> ModelShape:
     """The shape that JSON has as an object."""
     weights: dict[str, Any] = shape["counted"]
-    linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
-    stacks = tuple((str(n), int(e), int(i), int(o)) for n, e, i, o in weights["stacks"])
-    several: dict[str, Any] = {"linears": linears, "stacks": stacks}
-    several |= {key: tuple(map(str, weights[key])) for key in ("names", "wrapped")}
-    several["kept"] = tuple(KeptByLayers(**kept) for kept in weights["kept"])
+    several = {
+        "adaptable": tuple(_adaptable_in(layers) for layers in weights["adaptable"]),
+        "kept": tuple(KeptByLayers(**kept) for kept in weights["kept"]),
+    }
     counted = CountedWeights(**{**weights, **several})
     return ModelShape(**{**shape, "counted": counted, "tower": _tower_in(shape["tower"])})
+
+
+def _adaptable_in(layers: dict[str, Any]) -> AdaptableLayers:
+    linears = tuple((str(name), int(m), int(n)) for name, m, n in layers["linears"])
+    stacks = tuple((str(n), int(e), int(i), int(o)) for n, e, i, o in layers["stacks"])
+    return AdaptableLayers(tuple(map(int, layers["numbers"])), linears, stacks)
 
 
 def _tower_in(value: dict[str, Any] | None) -> TowerShape | None:
@@ -137,7 +144,7 @@ def _number(stated: dict[str, Any]) -> Any:
 def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
-    from postgrad.models.routers import balance_of
+    from postgrad.models.four_bits import packable
 
     config = lm.config.get_text_config()
     layers = list(layers_of(lm))
@@ -175,10 +182,9 @@ def _shape_of(lm: Any) -> ModelShape:
             matrices=sum(map(_size, matrices.values())),
             active=round(sum(active.values())),
             largest=max(weight.numel() for weight in lm.parameters()),
-            linears=_linears(layers[-1]),
+            adaptable=_adaptable(lm),
             **mixing,
-            balance=balance_of(lm.config, ModelSettings()),
-            **_targets(lm),
+            packed=sum(m.weight.numel() for layer in layers for *_, m in packable(layer)),
             **_experts(lm, weights, config),
         ),
         tower=_tower_of(lm),
@@ -213,11 +219,12 @@ def _experts(lm: Any, weights: Mapping[str, tuple[int, ...]], config: Any) -> di
     """What CountedWeights says of routers, and of routed experts: of weights [experts, ...], which
     ranks can share. weights: the shapes of all layers' by name.
     """
-    from postgrad.models.routers import router_weights
+    from postgrad.models.routers import balance_of, router_weights
 
     shared = {name: shape for name, shape in weights.items() if SHARED.search(name)}
     layers = {name.partition(".")[0] for name in shared}
     return {
+        "balance": balance_of(lm.config, ModelSettings()),
         "routed": sum(map(_size, shared.values())),
         "chosen": int(_each_token(config) or 1),
         "choices": len(layers) * int(_each_token(config) or 1),
@@ -300,56 +307,51 @@ def _head_dim(config: Any, default: int) -> int:
     return int(stated or default)
 
 
-def _linears(layer: Any) -> tuple[tuple[str, int, int], ...]:
-    """(name, inputs, outputs) of a layer's linear modules, which adapters may stand on."""
+def _linears(layer: Any, beside: Set[int] = frozenset()) -> tuple[tuple[str, int, int], ...]:
+    """(name, inputs, outputs) of a layer's linear modules, which adapters may stand on. beside: the
+    identities of those that do not count.
+    """
     from torch import nn
 
     return tuple(
         (name, module.in_features, module.out_features)
         for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and id(module) not in beside
     )
 
 
-def _stacks(lm: Any) -> list[tuple[tuple[str, int, int, int], ...]]:
-    """By layer (name, experts, inputs, outputs) of its weights of experts, and of its router, whose
-    `experts` is 1, that adapters may stand on.
+def _adaptable(lm: Any) -> tuple[AdaptableLayers, ...]:
+    """What adapters may stand on in each kind of layer: where some attend and others carry a state
+    (qwen3_next, lfm2), or some have experts, they differ. Gemma 3n has some outside of them.
     """
     from postgrad.models.adapter_mixtures import mixture_weights
     from postgrad.models.attention import layers_of
 
-    adaptable = {id(lm.get_parameter(name)) for name in mixture_weights(lm)}
-    layers: list[tuple[tuple[str, int, int, int], ...]] = []
-    for layer in layers_of(lm):
-        stacks: list[tuple[str, int, int, int]] = []
-        for name, weight in layer.named_parameters():
-            if id(weight) in adaptable:
-                owner = layer.get_submodule(name.rpartition(".")[0])
-                sides = [int(side) for side in reversed(weight.shape[-2:])]
-                if weight.ndim == 3 and getattr(owner, "is_transposed", False):
-                    sides.reverse()
-                experts = int(weight.shape[0]) if weight.ndim == 3 else 1
-                stacks.append((name, experts, sides[0], sides[1]))
-        layers.append(tuple(stacks))
-    return layers
+    weights = {id(lm.get_parameter(name)) for name in mixture_weights(lm)}
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    layers = list(layers_of(lm))
+    for number, layer in enumerate(layers):
+        kinds.setdefault((_linears(layer), _stacks(layer, weights)), []).append(number)
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    if outside := _linears(lm.get_decoder(), inside):
+        kinds[(outside, ())] = [OUTSIDE]
+    return tuple(AdaptableLayers(tuple(numbers), *kind) for kind, numbers in kinds.items())
 
 
-def _targets(lm: Any) -> dict[str, Any]:
-    """What adapters may stand on, and how many weights of it four bits hold, by the names that
-    CountedWeights has.
+def _stacks(layer: Any, weights: Set[int]) -> tuple[tuple[str, int, int, int], ...]:
+    """(name, experts, inputs, outputs) of a layer's weights of experts, and of its router, whose
+    `experts` is 1. weights: the identities of those of all layers.
     """
-    from postgrad.models.attention import layers_of
-    from postgrad.models.four_bits import packable
-
-    layers, stacks = layers_of(lm), _stacks(lm)
-    names = _names([*map(_linears, layers), *stacks])
-    packed = sum(linear.weight.numel() for layer in layers for *_, linear in packable(layer))
-    return {"stacks": stacks[-1], "names": names, "wrapped": _names(stacks), "packed": packed}
-
-
-def _names(layers: Iterable[Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """The names of all layers' weights, each once."""
-    return tuple(dict.fromkeys(name for layer in layers for name, *_ in layer))
+    stacks: list[tuple[str, int, int, int]] = []
+    for name, weight in layer.named_parameters():
+        if id(weight) in weights:
+            owner = layer.get_submodule(name.rpartition(".")[0])
+            sides = [int(side) for side in reversed(weight.shape[-2:])]
+            if weight.ndim == 3 and getattr(owner, "is_transposed", False):
+                sides.reverse()
+            experts = int(weight.shape[0]) if weight.ndim == 3 else 1
+            stacks.append((name, experts, sides[0], sides[1]))
+    return tuple(stacks)
 
 
 def _each_token(config: Any) -> Any:

@@ -80,6 +80,14 @@ def tied_apart() -> UsageError:
     )
 
 
+def no_linear_layers(kind: str) -> UsageError:
+    """kind: the model's type."""
+    return UsageError(
+        f"[model.lora]: this {kind} decoder has no linear layers that an adapter could be attached "
+        "to: train all its weights"
+    )
+
+
 def require_effect(
     lora: LoraSettings, names: Mapping[str, str], layers: int, *, numbered: bool = True
 ) -> None:

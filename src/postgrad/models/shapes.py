@@ -24,6 +24,7 @@ HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
 
 
 SOFT_CAPPED, WITH_SINKS = 2, 1  # ModelShape.scores: of tanh and softmax, of softmax
+OUTSIDE = -1  # stands for a layer's number where a matrix of the decoder is in none of its layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class KeptByLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptableLayers:
+    """What adapters may stand on in decoder layers that have the same of it, or outside of them."""
+
+    numbers: tuple[int, ...]  # of the layers, from 0; or OUTSIDE alone
+    linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of their linear modules
+    # (name, experts, inputs, outputs) of the weights of all experts, and of the router, of 1
+    stacks: tuple[tuple[str, int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CountedWeights:
     """Weights of a model whose type has no formulas here, counted (models.counted)."""
 
@@ -48,16 +59,12 @@ class CountedWeights:
     matrices: int  # of these, those in matrix products: linear layers' and experts'
     active: int  # of these, those that one token is multiplied with: of experts only a few
     largest: int  # of the largest weight
-    linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of a layer's linear modules
+    adaptable: tuple[AdaptableLayers, ...]  # by kinds of layers, in the order of their first
     attending: int  # layers that have keys and values
     states: int  # numbers that the other layers keep of a sequence, however long it is
     continued: bool = False  # several tokens at once go on from them (models.states.continues)
     balance: float = 0.0  # the config's coefficient of the routers' balance loss; 0: none
-    # (name, experts, inputs, outputs) of a layer's weights of all experts, and of its router, of 1
-    stacks: tuple[tuple[str, int, int, int], ...] = ()
     chosen: int = 1  # experts that a token is sent to
-    names: tuple[str, ...] = ()  # of `linears` and `stacks` in any of the layers
-    wrapped: tuple[str, ...] = ()  # those of `stacks` alone
     routed: int = 0  # of the matrices, those of routed experts that ranks can share
     choices: int = 0  # to how many experts a token is sent, those of all layers together
     experts: int = 0  # routed experts of a layer; 0 of a dense model

@@ -156,7 +156,11 @@ class RunDirectory:
 
     @classmethod
     def _meant(cls, path: Path) -> str:
-        """A hint for a message: the runs in a folder, or the run with the nearest name."""
+        """A hint for a message: the runs in a folder, the run with the nearest name, or where that
+        of a recipe is.
+        """
+        if path.suffix == ".toml" and path.is_file():
+            return "; it is a recipe: name the directory that its run_dir says"
         folder = path if path.is_dir() else path.parent
         runs = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
         runs = [name for name in runs if cls.holds_runs(folder / name)]

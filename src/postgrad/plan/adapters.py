@@ -2,21 +2,24 @@
 shapes of models alone.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 from postgrad.core.errors import UsageError
 from postgrad.models.flops import MULTIPLY_ADD
-from postgrad.models.refusals import require_effect
+from postgrad.models.refusals import no_linear_layers, require_effect
 from postgrad.models.settings import EXPERTS, LINEAR, ROUTER, SIBLINGS, LoraSettings, is_target
-from postgrad.models.shapes import ModelShape
+from postgrad.models.shapes import OUTSIDE, AdaptableLayers, ModelShape
 
 FLOAT64 = 8  # bytes of a number
 
 
-def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear layer of one decoder layer, by the name it has there."""
+def linear_layers(shape: ModelShape, layer: int = 0) -> Mapping[str, tuple[int, int]]:
+    """(inputs, outputs) of each linear layer of one decoder layer, by the name it has there.
+
+    layer: its number here and below, or OUTSIDE.
+    """
     if shape.counted is not None:
-        return {name: (inputs, outputs) for name, inputs, outputs in shape.counted.linears}
+        return {name: (m, n) for name, m, n in _adaptable(shape, layer).linears}
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {
@@ -30,28 +33,47 @@ def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
     }
 
 
+def _adaptable(shape: ModelShape, layer: int) -> AdaptableLayers:
+    assert shape.counted is not None
+    return next(kind for kind in shape.counted.adaptable if layer in kind.numbers)
+
+
 def alike(shape: ModelShape, lora: LoraSettings | None) -> dict[int, int]:
-    """Numbers of decoder layers, one of each kind that an adapter makes of them, and how many
-    there are of it.
+    """Numbers of decoder layers, the first of each kind that differs in its matrices or in what an
+    adapter makes of them, and how many there are of it; OUTSIDE where there are matrices.
     """
-    if lora is None or not shape.layers:
-        return {0: shape.layers}
+    kinds = _layers_by_kind(shape)
+    if lora is not None and _tells_layers_apart(lora):
+        return {number: 1 for numbers in kinds for number in numbers}
+    return {numbers[0]: len(numbers) for numbers in kinds if numbers}
+
+
+def _layers_by_kind(shape: ModelShape) -> list[tuple[int, ...]]:
+    """Numbers of the decoder layers that have the same matrices, OUTSIDE last."""
+    if shape.counted is None:
+        return [tuple(range(shape.layers))]
+    return [kind.numbers for kind in shape.counted.adaptable]
+
+
+def _tells_layers_apart(lora: LoraSettings) -> bool:
     ends = (*lora.targets, *lora.exclude_modules, *lora.rank_pattern, *lora.alpha_pattern)
-    if lora.layers_to_transform or any(part.isdecimal() for e in ends for part in e.split(".")):
-        return dict.fromkeys(range(shape.layers), 1)
-    return {0: shape.layers}
+    numbered = any(part.isdecimal() for end in ends for part in end.split("."))
+    return bool(lora.layers_to_transform) or numbered
 
 
 def _name(shape: ModelShape, layer: int, name: str) -> str:
     """The name that most models have for a weight of one decoder layer."""
-    return f"model.{'language_model.' if shape.tower else ''}layers.{layer}.{name}"
+    place = "" if layer == OUTSIDE else f"layers.{layer}."
+    return f"model.{'language_model.' if shape.tower else ''}{place}{name}"
 
 
 def adapted_layers(
     shape: ModelShape, lora: LoraSettings, layer: int = 0
 ) -> list[tuple[int, int, int]]:
     """(rank, inputs, outputs) of the linear layers that are adapted in one decoder layer."""
-    named = [(_name(shape, layer, name), size) for name, size in linear_layers(shape).items()]
+    named = [
+        (_name(shape, layer, name), size) for name, size in linear_layers(shape, layer).items()
+    ]
     return [(lora.rank_of(name), *size) for name, size in named if lora.adapts(name)]
 
 
@@ -63,7 +85,7 @@ def adapter_inputs(
     """
     sibling = {name: names for names in SIBLINGS for name in names}
     widths: dict[object, int] = {}
-    for name, (inputs, _) in linear_layers(shape).items():
+    for name, (inputs, _) in linear_layers(shape, layer).items():
         block, _, end = name.rpartition(".")
         if lora.adapts(_name(shape, layer, name)) and (attended or end != "o_proj"):
             widths[block, sibling.get(end, end)] = inputs
@@ -86,7 +108,7 @@ def named_stacks(
     shape: ModelShape, lora: LoraSettings, layer: int = 0
 ) -> list[tuple[str, int, int, int]]:
     """(name, experts, inputs, outputs) of the same."""
-    stacks = shape.counted.stacks if shape.counted is not None else ()
+    stacks = _adaptable(shape, layer).stacks if shape.counted is not None else ()
     return [s for s in stacks if lora.adapts(_name(shape, layer, s[0]), _kind(s[0]))]
 
 
@@ -99,36 +121,44 @@ def require_targets(shape: ModelShape, lora: LoraSettings) -> None:
     layer, as `add_adapter` does once the model is loaded. A name with the number of a layer is left
     to that.
     """
-    counted = shape.counted
-    names = tuple(linear_layers(shape)) if counted is None else counted.names
-    wrapped = set[str]() if counted is None else set(counted.wrapped)
+    kinds: dict[str, str] = {}
+    for layer in alike(shape, None):
+        kinds |= _kinds(shape, layer)
+    if not kinds:
+        raise no_linear_layers(shape.model_type)
     for target in lora.targets:
-        if not any(_means(target, name, name in wrapped) for name in names):
-            available = ", ".join(dict.fromkeys(_shown(name, wrapped) for name in names))
+        if not any(_means(target, name, kind) for name, kind in kinds.items()):
+            available = ", ".join(dict.fromkeys(map(_shown, kinds, kinds.values())))
             raise UsageError(
                 f"model.lora.targets: {target!r} is no linear layer, and no weight of experts or "
                 f"router, of this {shape.model_type} model, which has {available}"
             )
     every = {
-        _name(shape, layer, name): _kind(name) if name in wrapped else LINEAR
-        for layer in range(shape.layers)
-        for name in names
+        _name(shape, layer, name): kind
+        for numbers in _layers_by_kind(shape)
+        for layer in numbers
+        for name, kind in _kinds(shape, numbers[0]).items()
     }
     require_effect(lora, every, shape.layers, numbered=False)
 
 
-def _means(target: str, name: str, wrapped: bool) -> bool:
+def _kinds(shape: ModelShape, layer: int) -> dict[str, str]:
+    """The kind of all that adapters may stand on in one decoder layer, by name."""
+    stacks = _adaptable(shape, layer).stacks if shape.counted is not None else ()
+    linears = dict.fromkeys(linear_layers(shape, layer), LINEAR)
+    return linears | {name: _kind(name) for name, *_ in stacks}
+
+
+def _means(target: str, name: str, kind: str) -> bool:
     """Whether a target means a weight, or names a layer by its number before the weight's name."""
-    if f".{target}".endswith(f".{name}"):
-        return True
-    return is_target(target, name, _kind(name)) if wrapped else f".{name}".endswith(f".{target}")
+    return f".{target}".endswith(f".{name}") or is_target(target, name, kind)
 
 
-def _shown(name: str, wrapped: Set[str]) -> str:
+def _shown(name: str, kind: str) -> str:
     """A weight as targets name it."""
-    if name not in wrapped:
+    if kind == LINEAR:
         return name.rpartition(".")[2]
-    return f"{EXPERTS}.{name.rpartition('.')[2]}" if _kind(name) == EXPERTS else ROUTER
+    return f"{EXPERTS}.{name.rpartition('.')[2]}" if kind == EXPERTS else ROUTER
 
 
 def merged_sizes(shape: ModelShape, lora: LoraSettings, layer: int = 0) -> list[int]:

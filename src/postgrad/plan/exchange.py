@@ -53,10 +53,16 @@ def lacking_matrices(role: PlannedRole, sharing: Sharing) -> int:
     group: those of layers, and of a mixture's layers those of attention.
     """
     shape, counted = role.shape, role.shape.counted
-    layer = shape.layer_parameters
+    divided = [(shape.layers, shape.layer_parameters)]  # layers, weights of each
     if counted is not None and counted.routed:
-        layer = sum(m * n for name, m, n in counted.linears if name.startswith("self_attn."))
-    return shape.layers * (layer - layer // sharing.tensor)
+        divided = [
+            (
+                len(kind.numbers),
+                sum(m * n for name, m, n in kind.linears if name.startswith("self_attn.")),
+            )
+            for kind in counted.adaptable
+        ]
+    return sum(layers * (layer - layer // sharing.tensor) for layers, layer in divided)
 
 
 def layer_weights(role: PlannedRole, sharing: Sharing) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from postgrad.models.shapes import OUTSIDE
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.adapters import (
     adapted_layers,
@@ -216,7 +217,8 @@ def expanded(role: PlannedRole, b: int, *, cpu: bool) -> int:
     """
     if role.model.quantize == "none":
         return 0
-    largest = max(m * k for m, k in linear_layers(role.shape).values())
+    layers = [layer for layer in alike(role.shape, None) if layer != OUTSIDE]  # packed ones
+    largest = max(m * k for n in layers for m, k in linear_layers(role.shape, n).values())
     return largest * (FLOAT32 + 2 if cpu else b)
 
 

@@ -21,7 +21,9 @@ from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, change, parse_overrides
 from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
+from postgrad.recipe.shipped import shipped
 
+LISTS = "`postgrad recipes` lists those that ship, `postgrad new DIR` writes one for your own rows"
 MOST_PROBLEMS = 20  # of one file, in a message
 MOST_RECIPE_BYTES = 2**20
 MOST_NUMBER = 2**63  # of a whole number: TOML's have 64 bits
@@ -253,11 +255,14 @@ def _about_job(job: object) -> str:
 
 
 def _beside(path: Path) -> str:
-    """A hint with the most similar name in the folder of a missing recipe; "" without one."""
-    if not path.parent.is_dir():
-        return ""
-    close = nearest(path.name, [entry.name for entry in path.parent.iterdir()])
-    return f"; did you mean {path.parent / close}?" if close else ""
+    """A hint where a recipe is missing: the most similar name in its folder, else among those that
+    ship, else where names are listed.
+    """
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    if close := nearest(path.name, names):
+        return f"; did you mean {path.parent / close}?"
+    close = nearest(str(path.with_suffix("")), [name for name, _ in shipped()])
+    return f"; did you mean {close}?" if close else f"; {LISTS}"
 
 
 def write_changed(path: Path, overrides: Sequence[str], to: Path) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
+from postgrad.observe.run_dir import RECIPE
 from postgrad.recipe.lines import key_lines
 from postgrad.recipe.load import (
     data_tables,
@@ -183,13 +184,17 @@ def _check_stage(stage: Stage, earlier: Sequence[Stage]) -> None:
 
 
 def _require(path: Path) -> None:
-    """Raises UsageError, which lists the recipes in it, where a folder has no pipeline.toml."""
-    if path.is_file() or not path.parent.is_dir():
+    """Raises UsageError where a folder has no pipeline.toml. It lists the recipes in it, and says
+    what goes on with a run.
+    """
+    if path.is_file() or not (folder := path.parent).is_dir():
         return
-    entries = sorted(path.parent.iterdir())
-    names = [entry.name for entry in entries if entry.suffix == ".toml" or (entry / FILE).is_file()]
-    hint = f": name one of {', '.join(names)}" if names else ""
-    raise UsageError(f"{path.parent} is a folder without {FILE}{hint}")
+    if (folder / RECIPE).is_file():
+        raise UsageError(f"{folder} is a run, not a recipe: postgrad resume {folder} continues it")
+    entries = sorted(folder.iterdir())
+    paths = [entry for entry in entries if entry.suffix == ".toml" or (entry / FILE).is_file()]
+    hint = f": give a recipe, such as {' or '.join(map(str, paths))}" if paths else ""
+    raise UsageError(f"{folder} is a folder without {FILE}{hint}")
 
 
 def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:

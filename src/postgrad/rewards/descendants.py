@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,17 +102,32 @@ def _is_reaped(pid: int) -> bool:
         return True
 
 
+class _Adopters:
+    """How many are inside of `adopting`, and what was set before the first of them."""
+
+    lock, inside, before = threading.Lock(), 0, 0
+
+
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Inside, orphans among the descendants become children of this process (Linux only)."""
+    """Inside, orphans among the descendants become children of this process (Linux only). Threads
+    may be inside together: the process adopts until the last of them leaves.
+    """
     if sys.platform != "linux":
         yield
         return
     prctl = ctypes.CDLL(None).prctl
-    before = ctypes.c_int()  # a program that adopts already, for reasons of its own, goes on
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with _Adopters.lock:
+        if not _Adopters.inside:  # a program that adopts already, for reasons of its own, goes on
+            before = ctypes.c_int()
+            prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            _Adopters.before = before.value
+        _Adopters.inside += 1
     try:
         yield
     finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        with _Adopters.lock:
+            _Adopters.inside -= 1
+            if not _Adopters.inside:
+                prctl(_PR_SET_CHILD_SUBREAPER, _Adopters.before, 0, 0, 0)

@@ -162,7 +162,7 @@ class Pool:
         self._batch = 8
         self._sent: dict[int, float] = {}  # pid -> when its batch was sent
         self._looked = time.monotonic()
-        self._workers: set[WorkerProcess] = set()
+        self._workers: dict[WorkerProcess, None] = {}  # in the order in which they were started
         for _ in range(workers):
             self._start()
 
@@ -218,14 +218,14 @@ class Pool:
 
     def _start(self, first: ScoreJob | None = None) -> None:
         worker = WorkerProcess(self._hello, self._environment)
-        self._workers.add(worker)
+        self._workers[worker] = None
         self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         self._selector.register(worker.stderr, selectors.EVENT_READ, worker)
         worker.first = first
         self._write(worker)
 
     def _forget(self, worker: WorkerProcess) -> None:
-        self._workers.discard(worker)
+        self._workers.pop(worker, None)
         self._sent.pop(worker.pid, None)
         for descriptor in (worker.stdin, worker.stdout, worker.stderr):
             if descriptor in self._selector.get_map():
@@ -263,7 +263,12 @@ class Pool:
     # What happens at every look.
 
     def _look(self, timeout: float) -> None:
-        for ready, _ in self._selector.select(timeout):
+        events = self._selector.select(timeout)
+        now = time.monotonic()
+        gap, self._looked = min(now - self._looked, _LONGEST_GAP), now
+        for worker in self._workers:  # before an answer starts the clock of the next job
+            worker.observed += gap
+        for ready, _ in events:
             worker: WorkerProcess = ready.data
             if worker not in self._workers:  # replaced a moment ago
                 continue
@@ -273,10 +278,8 @@ class Pool:
                 self._read(worker)
             elif not worker.read_printed():
                 self._selector.unregister(worker.stderr)
-        now = time.monotonic()
-        gap, self._looked = min(now - self._looked, _LONGEST_GAP), now
         for worker in list(self._workers):
-            self._judge(worker, gap)
+            self._judge(worker)
         self._hand_out()
 
     def _write(self, worker: WorkerProcess) -> None:
@@ -320,25 +323,28 @@ class Pool:
             end = JobEnd(job.key, Returned(answer["scores"], answer["text"]))
         self._ended.append(end)
 
-    def _judge(self, worker: WorkerProcess, gap: float) -> None:
+    def _judge(self, worker: WorkerProcess) -> None:
         if worker.traits is None:
-            worker.observed += gap
             if worker.observed > START_SECONDS:
                 self._replace(worker, "wall_clock", "")
             return
         if not worker.jobs:
             return
         job = worker.jobs[0]
-        worker.observed += gap
-        if worker.observed - worker.judged >= _JUDGE_SECONDS:
-            worker.judged = worker.observed
-            if worker.is_dead():
-                self._replace(worker, "crash", "")
+        late = worker.observed > job.wall_seconds
+        if not late and worker.observed - worker.judged < _JUDGE_SECONDS:
+            return
+        worker.judged = worker.observed
+        dead, used = worker.is_dead(), worker.cpu_of_running()
+        if worker.has_answered():  # since it was read, so what it uses now may be another job's
+            self._read(worker)
+            if worker not in self._workers or not worker.jobs or worker.jobs[0] is not job:
                 return
-            if worker.cpu_of_running() > job.cpu_seconds:
-                self._replace(worker, "cpu_time", _over_cpu(job))
-                return
-        if worker.observed > job.wall_seconds:
+        if dead:
+            self._replace(worker, "crash", "")
+        elif used > job.cpu_seconds:
+            self._replace(worker, "cpu_time", _over_cpu(job))
+        elif late:
             self._replace(worker, "wall_clock", _over_wall(job))
 
     def _hand_out(self) -> None:

@@ -16,6 +16,7 @@ from postgrad.core.process import inherited
 from postgrad.rewards import protocol
 from postgrad.rewards.descendants import cpu_of, end_with_descendants
 from postgrad.rewards.protocol import ScoreJob, VerifierTraits
+from postgrad.rewards.sandbox.waiting import readable
 from postgrad.rewards.settings import RewardSettings
 
 TAIL = 2000  # bytes kept of what a worker prints
@@ -128,6 +129,10 @@ class WorkerProcess:
         if not all(isinstance(answer, dict) for answer in answers):
             raise ValueError("a line is no JSON object")
         return answers, ended
+
+    def has_answered(self) -> bool:
+        """Whether there is something to read: an answer, or the end of the worker's pipe."""
+        return bool(readable([self.stdout], 0.0))
 
     def read_printed(self) -> bool:
         """Keep the tail of what the worker has printed; False once its standard error is closed."""
