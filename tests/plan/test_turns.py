@@ -165,10 +165,10 @@ def test_a_plan_says_what_it_assumes_of_turns_and_replies() -> None:
     )
     assert "Memory has room for data.max_len = 2048" in note
     assert not notes(with_turns(4), "replies of ")
-    own = {"type": "helpers.rooms:Rooms"}
-    (note,) = notes(with_turns(4, own), "replies of helpers.rooms:Rooms: ")
+    rooms = {"type": "helpers.rooms:Rooms"}
+    (note,) = notes(with_turns(4, rooms), "replies of helpers.rooms:Rooms: ")
     assert "assumed as long as the prompt; environment.reply_tokens states it" in note
-    assert not notes(with_turns(4, {**own, "reply_tokens": 90}), "replies of ")
+    assert not notes(with_turns(4, {**rooms, "reply_tokens": 90}), "replies of ")
 
 
 def test_replies_take_time_and_are_learned_only_where_the_loss_has_them() -> None:

@@ -136,7 +136,7 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
 def test_what_estimates_alone_read_may_change(write: Write) -> None:
     game = '[environment]\ntype = "guess_number"\n'
     before, after, other = (
-        load_recipe(write(("[rollout]", f"{game}{key}\n\n[rollout]")))
+        load_recipe(write(("[algorithm]", f"{game}{key}\n\n[algorithm]")))
         for key in ("reply_tokens = 9", "reply_tokens = 12", "max_turns = 9")
     )
     assert compare(before, after, [], RUN) == ["environment.sets.0.reply_tokens"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import local_file
@@ -25,7 +26,7 @@ from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.towers import ImageCost
-from postgrad.plan.turns import Turns, most_turns
+from postgrad.plan.turns import Column, Turns, most_turns
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
@@ -39,8 +40,7 @@ OPENING, CLOSING = 2, 2
 PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
 
 CountTokens = Callable[[str], int]
-_Column = np.ndarray[Any, Any]  # over rows
-_Fitting = tuple[_Column, _Column, _Column, _Column, _Column]
+_Fitting = tuple[Column, Column, Column, Column, NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class RowImages:
         return self._sizes
 
 
-def _fitting(pairs: _Column, recipe: Recipe, turns: Turns | None) -> _Fitting:
+def _fitting(pairs: NDArray[np.float64], recipe: Recipe, turns: Turns | None) -> _Fitting:
     """Arrays over rows: tokens of the prompt, of what stands behind it and of the replies there, as
     data.on_too_long leaves them, turns, and whether the row is kept. pairs: [rows, 3 or more],
     tokens of prompt and answer, and images. turns: of samples of the rows; None: rows have answers.

@@ -22,7 +22,7 @@ from postgrad.rollout.settings import EnvironmentSettings
 GUESS: Message = {"role": "user", "content": "higher, from 10 to 99"}
 RESULT: Message = {"role": "tool", "content": "1234.5"}  # of a calculator
 
-Numbers = NDArray[np.float64]
+Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Turns:
             reply = tokens(message)
         return cls(limits_of(recipe, dataset), reply)
 
-    def played(self, prompt: Numbers, most: int) -> tuple[Numbers, Numbers, Numbers]:
+    def played(self, prompt: Column, most: int) -> tuple[Column, Column, Column]:
         """Tokens that the policy writes, tokens of replies, and turns, of samples behind prompts of
         so many tokens, at most `most` with them. [rows] each. A reply behind which no token fits
         ends its sample.
@@ -127,8 +127,9 @@ def unknown_replies(recipe: RLRecipe) -> list[str]:
 
 
 def _usual_reply(environment: EnvironmentSettings) -> Message | None:
-    own: Mapping[str, Any] = environment.extra_settings
+    """A reply of an environment whose replies are all about as long; None: they differ."""
     if environment.type == "guess_number":
         return GUESS
-    calculates = environment.type == "tools" and not own.get("mcp")
-    return RESULT if calculates and [*own.get("tools", ())] == ["calculator"] else None
+    settings: Mapping[str, Any] = environment.extra_settings
+    calculates = environment.type == "tools" and not settings.get("mcp")
+    return RESULT if calculates and [*settings.get("tools", ())] == ["calculator"] else None
