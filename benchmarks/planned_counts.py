@@ -22,6 +22,9 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.training.run import Run
 
 STEP_COUNTER = 8  # bytes that a checkpoint has of each optimizer, beside what is planned
+# Of the tokens of episodes those that a plan has to foresee. How long replies are is assumed there,
+# and an episode may begin anew behind each of them.
+LEAST_OF_EPISODES = 0.5
 Counts = dict[str, tuple[Any, Any]]  # by name: planned, made
 
 
@@ -95,6 +98,23 @@ def logged_by(recipe: Recipe) -> list[Table]:
     return lines(Path(recipe.run_dir) / "metrics.jsonl")
 
 
+def computed_tokens(report: Table, logged: list[Table]) -> float:
+    """Tokens of a mean pass over the samples of a step."""
+    stem = "policy" if "policy" in report["parameters"] else "reward_model"
+    passes = len(logged) * report["batch"]["epochs_per_rollout"]
+    return sum(line.get(f"{stem}/computed_tokens", 0) for line in logged) / passes
+
+
+def too_few_tokens(report: Table, recipe: Recipe) -> str | None:
+    """What is wrong with the tokens that a plan foresees of episodes; None: nothing. Episodes that
+    end early, and groups that are not computed, have fewer.
+    """
+    planned, run = report["batch"]["tokens_per_step"], computed_tokens(report, logged_by(recipe))
+    if getattr(recipe, "environment", None) is None or planned >= LEAST_OF_EPISODES * run:
+        return None
+    return f"tokens of a step with an environment: {planned} planned, {run:.0f} computed"
+
+
 @dataclass
 class Ratios:
     """Estimates over measurements, of all runs, by name."""
@@ -104,9 +124,7 @@ class Ratios:
     def add(self, report: Table, recipe: Recipe) -> None:
         """Tokens of an update's pass by kind of job; memory of each phase and of the process."""
         logged = logged_by(recipe)
-        stem = "policy" if "policy" in report["parameters"] else "reward_model"
-        passes = len(logged) * report["batch"]["epochs_per_rollout"]
-        tokens = sum(line.get(f"{stem}/computed_tokens", 0) for line in logged) / passes
+        tokens = computed_tokens(report, logged)
         kind = "with an environment" if getattr(recipe, "environment", None) else ""
         self._put(
             f"tokens, {recipe.job} {kind}".strip(), report["batch"]["tokens_per_step"], tokens

@@ -53,7 +53,14 @@ def test_answers_are_as_long_as_those_of_a_run(
     run = tmp_path / "recorded"
     run.mkdir()
     lines = [
-        {"ticket": ticket, "turns": [{"token_ids": [1] * (2 + ticket)}, {"token_ids": [1]}]}
+        {
+            "ticket": ticket,
+            "turns": [
+                {"author": "policy", "token_ids": [1] * (2 + ticket)},
+                {"author": "environment", "token_ids": [1] * 50},  # read, not sampled
+                {"author": "policy", "token_ids": [1]},
+            ],
+        }
         for ticket in (0, 0, 1)
     ]
     (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")

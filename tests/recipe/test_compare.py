@@ -133,6 +133,17 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
         compare(before, after, ["model"], RUN)
 
 
+def test_what_estimates_alone_read_may_change(write: Write) -> None:
+    game = '[environment]\ntype = "guess_number"\n'
+    before, after, other = (
+        load_recipe(write(("[algorithm]", f"{game}{key}\n\n[algorithm]")))
+        for key in ("reply_tokens = 9", "reply_tokens = 12", "max_turns = 9")
+    )
+    assert compare(before, after, [], RUN) == ["environment.sets.0.reply_tokens"]
+    with pytest.raises(UsageError, match=r"--allow-change environment\.sets\.0\.max_turns"):
+        compare(after, other, [], RUN)
+
+
 def test_inputs_of_layers_may_move_to_the_hosts_memory_and_back(write: Write) -> None:
     """Layers are computed again with and without: the bits are the same."""
     original = load_recipe(write())

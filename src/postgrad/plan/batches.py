@@ -30,14 +30,19 @@ def _numbers(planned: RunPlan) -> Iterator[tuple[str, Number, str]]:
     samples = Samples.of(planned.recipe, geometry, lengths)
     prompts = "rollout_batch_size" if geometry.rollout_batch_size else "train_batch_size"
     answers = "n_samples_per_prompt" if geometry.n_samples_per_prompt else "answers"
+    answer = f"{lengths.answer:.0f} of an answer"
+    behind = answer
+    if lengths.replies:
+        answer = f"{lengths.written:.0f} of turns + {lengths.replies:.0f} of replies"
+        behind = f"({answer})"
     yield (
         "tokens_per_step",
         round(samples.tokens),
         f"tokens computed once = {prompts} * ({lengths.prompt:.0f} of a prompt + {answers} * "
-        f"{lengths.answer:.0f} of an answer), mean lengths"
+        f"{behind}), mean lengths"
         if lengths.shared
         else f"tokens computed = {prompts} * {answers} * ({lengths.prompt:.0f} of a prompt + "
-        f"{lengths.answer:.0f} of an answer), mean lengths: answers do not share a prompt",
+        f"{answer}), mean lengths: answers do not share a prompt",
     )
     if geometry.micro_train_batch_size is None:
         share = samples.tokens * geometry.epochs_per_rollout / geometry.updates_per_step

@@ -132,8 +132,11 @@ def _shares(planned: RunPlan, lines: Sequence[MetricsLine]) -> dict[str, float]:
         shares["sample"] = statistics.median(drawn or [0.0]) / answered
     sampled = median(lines, "response_tokens")
     if sampled is not None:
-        shares["sample"] = sampled / samples.learned
-        shares["score"] = (samples.tokens - samples.learned + sampled) / samples.tokens
+        shares["sample"] = sampled / samples.written
+        # replies are fewer as turns are
+        behind = samples.written * planned.lengths.answer / planned.lengths.written
+        shorter = behind * (1 - shares["sample"])
+        shares["score"] = (samples.tokens - shorter) / samples.tokens
     return {phase: share for phase, share in shares.items() if share > 0.0}
 
 

@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import local_file
@@ -25,7 +26,8 @@ from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.towers import ImageCost
-from postgrad.recipe.recipe import Recipe
+from postgrad.plan.turns import Column, Turns, most_turns
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
 
@@ -38,6 +40,7 @@ OPENING, CLOSING = 2, 2
 PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
 
 CountTokens = Callable[[str], int]
+_Fitting = tuple[Column, Column, Column, Column, NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class RowLengths:
     """Mean lengths, in tokens, of the rows that data.max_len keeps."""
 
     prompt: float  # mean tokens that are only read
-    answer: float  # mean tokens that are learned from
+    answer: float  # mean tokens behind it: of the answer, or of all turns and replies
     spread: float  # mean squared length over squared mean length; 1.0 where all are equally long
     source: str  # where the figures are from, for people: "1000 rows of the data, counted with ..."
     # Samples of an epoch, without the fraction that data.eval_fraction holds out; duplicates and
@@ -53,6 +56,13 @@ class RowLengths:
     rows: int | None = None
     shared: bool = True  # a prompt is computed once for its answers (ModelShape.min_shared)
     images: ImageCost | None = None  # of a mean row, whose answers share them; None: it has none
+    replies: float = 0.0  # those of `answer` that an environment says
+    turns: float = 1.0  # of the policy
+
+    @property
+    def written(self) -> float:
+        """Tokens of an answer that the policy writes."""
+        return self.answer - self.replies
 
     def computed(self, answers: int) -> float:
         """Tokens that are computed for a prompt with several answers."""
@@ -69,12 +79,33 @@ class RowLengths:
 
 def longest(recipe: Recipe) -> RowLengths:
     """Rows as long as data.max_len allows. Half of a row is the answer, in RL as many tokens as
-    rollout.max_new_tokens.
+    rollout.max_new_tokens, with an environment as many as all turns and replies may have.
     """
     row = recipe.data.max_len
-    answer = recipe.sampled_tokens or row // 2
-    source = "every row as long as data.max_len allows"
-    return RowLengths(row - answer, answer, 1.0, source, rows=_generated_rows(recipe))
+    source, rows = "every row as long as data.max_len allows", _generated_rows(recipe)
+    if not isinstance(recipe, RLRecipe):
+        return RowLengths(row - row // 2, row // 2, 1.0, source, rows=rows)
+    count, _ = _counter(recipe.model)
+    samples: list[list[Any]] = []
+    for dataset in recipe.data.sources:
+        turns = Turns.of(recipe, dataset, partial(_answered, count=count))
+        prompt = np.array([turns.prompt(row)])
+        samples.append([prompt, *turns.played(prompt, row)])
+    prompt, written, replies, turned = np.mean(samples, axis=0)[:, 0].tolist()
+    answer = written + replies
+    return RowLengths(prompt, answer, 1.0, source, rows, replies=replies, turns=turned)
+
+
+def of_one_turn(lengths: RowLengths, recipe: Recipe, *, read: bool) -> RowLengths:
+    """The lengths of samples that end after their first turn, however many an environment allows:
+    the geometry of memory, which plan.passes compares with that of filled rows. read: whether the
+    rows were.
+    """
+    if most_turns(recipe) == 1:
+        return lengths
+    answer = recipe.sampled_tokens or 0
+    prompt = lengths.prompt if read else recipe.data.max_len - answer
+    return replace(lengths, prompt=prompt, answer=answer, replies=0.0, turns=1.0)
 
 
 def _generated_rows(recipe: Recipe) -> int | None:
@@ -117,8 +148,8 @@ def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLength
 def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> RowLengths | None:
     count, how = _counter(model)
     images = RowImages(model, store, count("\n\n"))
-    parts: list[tuple[float, np.ndarray[Any, Any]]] = []
-    all_read, counted = True, 0
+    parts: list[tuple[float, np.ndarray[Any, Any], _Fitting]] = []
+    all_read, counted, reads = True, 0, partial(_answered, count=count)
     for settings in recipe.data.sources:
         size = _bytes(settings)
         if size is None:
@@ -132,10 +163,14 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         counted += len(chosen)
         if any(math.isnan(sum(sample)) for sample in samples):
             return None
-        parts.append((draws / len(chosen), np.array(samples, np.float64)))
-    weights = np.concatenate([np.full(len(samples), weight) for weight, samples in parts])
-    table = np.concatenate([samples for _, samples in parts])
-    prompt, answer, kept = _fitting(table, recipe)
+        table = np.array(samples, np.float64)
+        of_set = Turns.of(recipe, settings, reads) if isinstance(recipe, RLRecipe) else None
+        parts.append((draws / len(chosen), table, _fitting(table, recipe, of_set)))
+    weights = np.concatenate([np.full(len(samples), weight) for weight, samples, _ in parts])
+    table = np.concatenate([samples for _, samples, _ in parts])
+    prompt, answer, replies, turns, kept = map(
+        np.concatenate, zip(*(fitting for *_, fitting in parts), strict=True)
+    )
     if not kept.any():
         return None
     weights = np.where(kept, weights, 0.0)
@@ -151,6 +186,8 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         rows=round(float(weights.sum())) if all_read else None,
         source=f"{counted} rows of the data, {how}{_left_out_later(recipe)}",
         images=cost if cost.images else None,
+        replies=float(mean(replies)),
+        turns=float(mean(turns)),
     )
 
 
@@ -217,9 +254,10 @@ class RowImages:
         return self._sizes
 
 
-def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
-    """Arrays over rows: tokens of the prompt and of the answer as data.on_too_long leaves them, and
-    whether the row is kept. pairs: [rows, 3 or more], tokens of prompt and answer, and images.
+def _fitting(pairs: NDArray[np.float64], recipe: Recipe, turns: Turns | None) -> _Fitting:
+    """Arrays over rows: tokens of the prompt, of what stands behind it and of the replies there, as
+    data.on_too_long leaves them, turns, and whether the row is kept. pairs: [rows, 3 or more],
+    tokens of prompt and answer, and images. turns: of samples of the rows; None: rows have answers.
     """
     prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
     if recipe.sampled_tokens is not None:
@@ -230,7 +268,10 @@ def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
         prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
         answer = np.minimum(answer, limit - prompt)
         kept = (pairs[:, 2] == 0) | (prompt == uncut)  # images stand in prompts, and are not cut
-    return prompt, answer, kept
+    if turns is None:
+        return prompt, answer, np.zeros(len(prompt)), np.ones(len(prompt)), kept
+    written, replies, turned = turns.played(prompt, limit)
+    return prompt, written + replies, replies, turned, kept
 
 
 def _samples(
@@ -281,6 +322,12 @@ def _counted(
         replies = (i for i, message in enumerate(messages) if message["role"] == "assistant")
         first = next(replies, len(messages))
         yield tokens(messages[:first]) + opening, tokens(messages[first:]) - opening
+
+
+def _answered(message: Message, count: CountTokens) -> float:
+    """Tokens of a message of text, and of the opening of the turn that answers it."""
+    around = OPENING + count(message["role"]) + CLOSING + OPENING + count("assistant")
+    return around + sum(map(count, texts_of(message)))
 
 
 def _pieces(tokens: int, settings: DataSettings) -> Iterator[tuple[float, float]]:

@@ -14,7 +14,8 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import RunPlan, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
-from postgrad.plan.sizes import ahead_bytes, longest_answer, mask_bytes, most_turns
+from postgrad.plan.sizes import ahead_bytes, mask_bytes
+from postgrad.plan.turns import longest_answer, most_turns, unknown_replies
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
 QUICK_PISSA, LONG_START = "pissa_niter_4", 60.0  # advised where a start takes more seconds
@@ -40,7 +41,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
         yield problem
     rows, shared = plan.lengths.rows, plan.lengths.shared
     yield f"lengths: {plan.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
-    yield from _turns_note(plan.recipe)
+    yield from _turns_note(plan)
     yield from expert_notes(plan.roles, plan.timing.exchanged, plan.recipe.learner)
     yield from _states_note(plan, shared=bool(shared))
     yield from _uncounted_notes(plan)
@@ -110,17 +111,23 @@ def _uncounted_notes(plan: RunPlan) -> Iterator[str]:
             )
 
 
-def _turns_note(recipe: Recipe) -> Iterator[str]:
-    """What times leave out of samples with an environment, whose lengths no data shows."""
-    if (turns := most_turns(recipe)) == 1:
+def _turns_note(plan: RunPlan) -> Iterator[str]:
+    """What a plan assumes of samples with an environment, whose lengths no row shows."""
+    recipe, lengths = plan.recipe, plan.lengths
+    if not isinstance(recipe, RLRecipe) or most_turns(recipe) == 1:
         return
-    learned = getattr(recipe.algorithm, "observation_coef", 0.0) > 0
+    images = ", images of replies" if plan.roles[0].shape.tower is not None else ""
     yield (
-        f"turns: times count one of {recipe.sampled_tokens} tokens for each sample. It may have "
-        f"{turns}, with replies between them{' that are learned too' if learned else ''}, up to "
-        f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
-        "as much. Memory has room for all of them"
+        f"turns: a mean sample counts with as many as it may have, {lengths.turns:.3g} of together "
+        f"{lengths.written:.0f} tokens, and with {lengths.replies:.0f} tokens of replies. Not "
+        f"counted: the time of replies, tools in prompts{images}. Memory has room for data.max_len "
+        f"= {recipe.data.max_len}"
     )
+    if unknown := unknown_replies(recipe):
+        yield (
+            f"replies of {' and '.join(unknown)}: nothing says before a run how long they are, so "
+            "they are assumed as long as the prompt; environment.reply_tokens states it"
+        )
 
 
 def _threads_note(plan: RunPlan) -> Iterator[str]:

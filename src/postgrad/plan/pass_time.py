@@ -23,24 +23,27 @@ class Samples:
 
     tokens: float  # computed tokens
     squares: float  # squared tokens of sequences, to which attention's cost is proportional
-    learned: float  # tokens of answers
+    learned: float  # tokens that a loss is computed of
     # Micro-batches of all ranks, where batches are cut by samples; None: they are cut by tokens.
     micro_batches: float | None = None
     calls: int = 1  # in which roles are asked for them
     images: ImageCost | None = None  # those of all rows; None: there are none
+    written: float = 0.0  # tokens of answers, without the replies of environments
 
     @classmethod
     def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: RowLengths) -> "Samples":
         """The samples of one step. A prompt is computed once for its answers, and for a pair's."""
         answers = recipe.answers_per_prompt
         groups = geometry.samples_per_step / (geometry.n_samples_per_prompt or 1)
-        size = geometry.micro_train_batch_size
+        size, sequences = geometry.micro_train_batch_size, groups * answers
+        predicted = getattr(recipe.algorithm, "observation_coef", 0.0) > 0
         return cls(
             groups * lengths.computed(answers),
             groups * lengths.squares(answers),
-            groups * answers * lengths.answer,
+            sequences * (lengths.answer if predicted else lengths.written),
             None if size is None else geometry.samples_per_step / size,
             images=None if lengths.images is None else lengths.images.times(groups),
+            written=sequences * lengths.written,
         )
 
 

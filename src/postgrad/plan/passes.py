@@ -13,7 +13,8 @@ from postgrad.plan import activations, towers
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
-from postgrad.plan.sizes import ALONE, Sharing, Sizes, longest_answer, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.plan.turns import longest_answer, most_turns
 from postgrad.recipe.eval_settings import EvalSettings
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.grammar import KINDS
@@ -145,7 +146,7 @@ class Passes:
 
     recipe: Recipe
     sizes: Sizes
-    lengths: RowLengths  # mean lengths of the training data
+    lengths: RowLengths  # mean lengths of the training data, with one turn (of_one_turn)
     cpu: bool  # whether the device is a CPU
     sharing: Sharing = ALONE  # the arrangement of the ranks that the device is of
 
@@ -290,7 +291,7 @@ class Passes:
         assert engine is not None
         assert rollout is not None
         shape, prompts = role.shape, self._prompt_tokens()
-        blocks = Blocks() if not self.cpu else Blocks.of(self.lengths, 1)
+        blocks = Blocks() if not self.cpu else self._geometry(1)
         inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
         inside = max(inside * b, activations.forward_only(shape, b, blocks, cpu=self.cpu))
         logits = engine.slots * shape.vocab_size
@@ -309,11 +310,15 @@ class Passes:
         }
 
     def _prompt_tokens(self) -> int:
-        """Prompt tokens of one forward pass: as many as wait, up to a limit."""
+        """Prompt tokens of one forward pass: as many as wait, up to a limit. Of later turns whole
+        sequences may wait, where the cache has lost what was there.
+        """
         recipe, most = self.recipe, self.sizes.prefill_tokens
         if not isinstance(recipe, RLRecipe):
             return most
         waiting = recipe.batch.rollout_batch_size * self.lengths.prompt
+        if most_turns(recipe) > 1:
+            waiting = recipe.geometry(self.lengths.rows).samples_per_step * self.sizes.longest
         return int(min(most, max(waiting, self.lengths.prompt)))
 
     @property
@@ -325,7 +330,18 @@ class Passes:
         chosen = role.model.attention
         if chosen == "flex" or (chosen == "auto" and not self.cpu):
             return Blocks()
-        return Blocks.of(self.lengths, self._answers)
+        return self._geometry(self._answers)
+
+    def _geometry(self, answers: int) -> Blocks:
+        """Of a prompt with answers. With an environment the most of two: samples may end after a
+        turn, or go on as far as data.max_len allows.
+        """
+        ended = Blocks.of(self.lengths, answers)
+        if most_turns(self.recipe) == 1:
+            return ended
+        room = max(self.lengths.answer, self.sizes.longest - self.lengths.prompt)
+        filled = Blocks.of(replace(self.lengths, answer=room), answers)
+        return Blocks(max(ended.keys, filled.keys), max(ended.scores, filled.scores))
 
     def _head(self, role: PlannedRole, *, trains: bool) -> Head:
         recipe = self.recipe

@@ -16,7 +16,7 @@ from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shar
 from postgrad.plan.exchange import require_shareable
 from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
-from postgrad.plan.lengths import RowLengths, is_generated, longest
+from postgrad.plan.lengths import RowLengths, is_generated, longest, of_one_turn
 from postgrad.plan.memory import FRAMEWORK, Memory, memory
 from postgrad.plan.offload import host_share, offloaded_at_start
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
@@ -154,17 +154,21 @@ def _plan_with_sizes(recipe: Recipe, facts: Facts) -> RunPlan:
     roles = planned_roles(recipe, facts.shape)
     tower = roles[0].shape.tower
     if facts.lengths is None and tower is not None and not is_generated(recipe):
-        lengths = assumed_images(lengths, tower, roles[0].model.source)
+        sized = of_one_turn(lengths, recipe, read=False)  # images are as large as fit its prompt
+        sized = assumed_images(sized, tower, roles[0].model.source)
+        lengths = replace(lengths, images=sized.images, source=sized.source)
     shortest = max(role.shape.min_shared for role in roles)
     lengths = replace(lengths, shared=lengths.prompt >= shortest)
+    held = of_one_turn(lengths, recipe, read=facts.lengths is not None)
+    held = replace(held, shared=held.prompt >= shortest)
     beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
     require_shareable(beside, sharing)
     places = EnginePlaces.of(recipe, hardware)
-    free = _free_bytes(recipe, beside, sharing, device, lengths, places)
+    free = _free_bytes(recipe, beside, sharing, device, held, places)
     longest = longest_sampled(recipe)
     engine = engine_sizes(recipe, geometry, roles[0], places, device, free, longest)
     ranks = planned_ranks(recipe, geometry, roles, device=device, engine=engine)
-    cards = card_groups(recipe, ranks, device, lengths, places)
+    cards = card_groups(recipe, ranks, device, held, places)
     devices = max(hardware.count, sum(group.count for group in cards))
     costs = CostModel(device, facts.efficiency or efficiency_of(device), sharing)
     measured = factors(facts.calibration, machine_of(recipe, device), recipe.job)

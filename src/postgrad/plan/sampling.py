@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from postgrad.core.batch import BatchGeometry
+from postgrad.layout.tree import NO_SHARING
 from postgrad.models.shapes import ModelShape
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces, engine_width
@@ -26,7 +27,7 @@ class SampledShare:
     prompts: int
     sequences: int
     together: int  # sequences that are decoded at once
-    mean: float  # tokens of an answer
+    mean: float  # tokens of an answer, in an environment of all turns
     longest: float  # tokens of the longest answer
     ahead: int = 0  # steps whose prompts fill rows that would be empty
 
@@ -41,18 +42,25 @@ class SampledShare:
         longest: int,
         ahead: int = 0,
     ) -> "SampledShare":
-        """answers: of each prompt. longest: most tokens of an answer. ahead: max_staleness."""
+        """answers: of each prompt. longest: most tokens of an answer, in an environment of a turn.
+        ahead: max_staleness.
+        """
         prompts = ceil((geometry.rollout_batch_size or 0) / places.engines)
         sequences = prompts * answers
         together = min(sequences * (1 + ahead), sizes.slots)
+        most = max(lengths.written, longest)
         if places.is_vllm:  # its cache has a prompt once for all its answers
             held = lengths.prompt / answers + lengths.answer
             together = max(1, min(together, int(sizes.cache_tokens / held)))
         else:  # its cache has room for the longest answer of every sequence
-            needed = places_for(ceil(lengths.prompt + longest))
+            needed = places_for(ceil(lengths.prompt + most + lengths.replies))
             together = max(1, min(together, sizes.cache_tokens // needed))
-        most = max(lengths.answer, longest)
-        return cls(prompts, sequences, together, lengths.answer, most, ahead)
+        return cls(prompts, sequences, together, lengths.written, most, ahead)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all sequences under way are decoded at once."""
+        return self.sequences * (1 + self.ahead) <= self.together
 
     @property
     def waves(self) -> int:
@@ -75,6 +83,25 @@ def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
     attention and feed-forward of every layer, by a ring.
     """
     return 2 * shape.layers * shape.hidden_size * b * 2 * (each - 1) / each
+
+
+def behind_replies(lengths: RowLengths, sequences: int, *, keeps: bool) -> tuple[float, float]:
+    """Tokens that an engine computes before later turns begin, and their squares, as
+    ModelShape.flops takes them.
+
+    keeps: the cache has all but the newest token and the reply. Else each turn computes its whole
+    prefix: the built-in engine mostly has lost it where more sequences are under way than it has
+    slots, and some layers start over several tokens from an empty state alone.
+    """
+    later = sequences * (lengths.turns - 1)
+    if later <= 0:
+        return 0.0, 0.0
+    if keeps:
+        new = sequences * lengths.replies + later
+        return new, 2 * new * (lengths.prompt + lengths.answer / 2)
+    reply = sequences * lengths.replies / later
+    prefix = lengths.prompt + (lengths.answer + reply) / 2
+    return later * prefix, later * prefix**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +151,8 @@ class EngineCosts:
 
         Every prompt is computed once. Then each pass reads the weights, and of every sequence it
         reads keys and values and computes one token; on a CPU core the times of the two add up
-        (benchmarks.growth). With samples ahead each new version of the weights also computes again
-        what is under way.
+        (benchmarks.growth). Later turns are computed behind a reply. With samples ahead each new
+        version of the weights also computes again what is under way.
         """
         lengths, answers = self.lengths, self.recipe.answers_per_prompt
         longest, ahead = self._longest, self.recipe.rollout.max_staleness
@@ -136,8 +163,12 @@ class EngineCosts:
             tokens += share.together * again
             squares += share.together * again**2
         images = None if lengths.images is None else lengths.images.times(share.prompts)
+        later = share.sequences * (lengths.turns - 1)
+        continues = self.policy.shape.min_shared != NO_SHARING
+        keeps = self.places.is_vllm or (continues and share.at_once)
+        new, more = behind_replies(lengths, share.sequences, keeps=keeps)
         return (
-            self._prefill(tokens, squares, share.prompts)
+            self._prefill(tokens + new, squares + more, share.prompts + later)
             + tower_seconds(self.policy, images, self._b, self.costs, updating=False)
             + share.passes * self._pass
             + share.sequences * share.mean * self._token(self._held, self._seen)
@@ -145,8 +176,8 @@ class EngineCosts:
 
     def longest(self) -> float:
         """Seconds in which the longest answer is decoded, with nothing beside it."""
-        most = max(self.lengths.answer, self._longest)
-        return most * self.decoding(1, self.lengths.prompt + most / 2)
+        most = max(self.lengths.written, self._longest)
+        return most * self.decoding(1, self.lengths.prompt + (most + self.lengths.replies) / 2)
 
     @property
     def decoding(self) -> DecodingPace:
@@ -164,7 +195,7 @@ class EngineCosts:
 
     @property
     def _longest(self) -> int:
-        """Most tokens of an answer."""
+        """Most tokens of an answer, in an environment of a turn."""
         return self.recipe.sampled_tokens or self.recipe.rollout.max_new_tokens
 
     @property
@@ -180,11 +211,12 @@ class EngineCosts:
     def _held(self) -> float:
         """Bytes of keys and values that one token of an answer reads."""
         lengths = self.lengths
-        readers = 1 if self.places.is_vllm else min(self.recipe.answers_per_prompt, LANES)
+        alone = self.places.is_vllm or lengths.turns > 1  # later turns read places of their own
+        readers = 1 if alone else min(self.recipe.answers_per_prompt, LANES)
         token_bytes = self.policy.shape.cache_bytes_per_token(self._b)
         return (lengths.prompt / readers + lengths.answer / 2) * token_bytes
 
-    def _prefill(self, tokens: float, squares: float, prompts: int) -> float:
+    def _prefill(self, tokens: float, squares: float, prompts: float) -> float:
         costs, shape, b = self.costs, self.policy.shape, self._b
         first = shape.flops(tokens, squares, prompts)
         seconds = costs.products(costs.as_products(first), b) + costs.between(shape, tokens, b)

@@ -216,7 +216,8 @@ def _counts(text: str) -> list[int]:
 
 def _load(recipe: RLRecipe, planned: RunPlan, run: Path | None) -> tuple[BatchLoad, int, str]:
     """The load, tokens of the longest answer that it can have, and words for its lengths."""
-    most, samples = recipe.rollout.max_new_tokens, recipe.batch.n_samples_per_prompt
+    most = max(recipe.rollout.max_new_tokens, round(planned.lengths.written))  # of all turns
+    samples = recipe.batch.n_samples_per_prompt
     groups = recipe.batch.rollout_batch_size
     prompt = max(1, round(planned.lengths.prompt))
     if run is not None:
@@ -244,7 +245,8 @@ def _answers(run: Path) -> list[list[int]]:
         for number, line in enumerate(file, 1):
             try:
                 sample = parse_json(line)
-                tokens = sum(len(turn["token_ids"]) for turn in sample["turns"])
+                written = (turn for turn in sample["turns"] if turn["author"] == "policy")
+                tokens = sum(len(turn["token_ids"]) for turn in written)
                 groups.setdefault(int(sample["ticket"]), []).append(tokens)
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path}:{number}: not a sample: {error!r}") from error
@@ -319,7 +321,7 @@ def _pace(planned: RunPlan, load: BatchLoad, learners: int) -> Pace:
     weights, token = policy.shape.parameters() * b, policy.shape.cache_bytes_per_token(b)
     work = sum(planned.timing.step.get(phase, 0.0) for phase in LEARNED)
     device_seconds = work * recipe.learner.ranks
-    mean = load.prompt + load.samples * planned.lengths.answer
+    mean = load.prompt + load.samples * planned.lengths.written
     per_token = device_seconds / (load.groups * mean) / learners
     return Pace(
         slots=min(load.groups * load.samples, recipe.rollout.stated_slots or MAX_SLOTS),

@@ -11,6 +11,7 @@ from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.learner.settings import LearnerSettings
 from postgrad.plan.hardware import Device
 from postgrad.plan.roles import PlannedRole
+from postgrad.plan.turns import longest_answer
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes
 
@@ -165,22 +166,6 @@ def mask_bytes(recipe: RLRecipe) -> int:
     them, of four bytes each. 0: masks are not kept.
     """
     return 4 + 4 * recipe.rollout.top_k if recipe.rollout.keep_sampling_mask else 0
-
-
-def most_turns(recipe: Recipe) -> int:
-    """Turns that the policy may take in a sample, more than 1 where an environment replies."""
-    if not isinstance(recipe, RLRecipe) or recipe.environment is None:
-        return 1
-    return max(each.max_turns for each in recipe.environment.sets)
-
-
-def longest_answer(recipe: Recipe) -> int:
-    """Most tokens behind a prompt that is sampled to learn from: of the answer, or of all turns and
-    the replies between them.
-    """
-    if most_turns(recipe) > 1:
-        return recipe.data.max_len - 1
-    return recipe.sampled_tokens or 0
 
 
 def longest_sampled(recipe: Recipe) -> int:

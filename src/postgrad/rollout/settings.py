@@ -194,7 +194,8 @@ class EnvironmentSettings(Settings):
     reply that is not there after `step_seconds`, or after all replies of an episode have taken
     `episode_seconds`, is a failure: `on_failure` says what becomes of the sample. So are more than
     `max_images` in the replies of an episode. `deterministic` overrides what the environment says
-    of itself.
+    of itself. `reply_tokens` are those of a mean reply: estimates of time read them, the run does
+    not.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
@@ -204,6 +205,7 @@ class EnvironmentSettings(Settings):
     weight: float = 1.0
     max_turns: int = Field(default=8, ge=1)
     turn_tokens: tuple[Annotated[int, Field(ge=1)], ...] = ()  # (): rollout.max_new_tokens each
+    reply_tokens: int | None = Field(default=None, ge=0)  # for plans alone; None: not known
     concurrent: int = Field(default=16, ge=1, le=1024)
     step_seconds: float = Field(default=60.0, gt=0.0)  # of one reply, from when it has a place
     episode_seconds: float | None = Field(default=None, gt=0.0)  # None: no limit
