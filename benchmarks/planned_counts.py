@@ -49,9 +49,11 @@ def counts(report: Table, recipe: Recipe, summary: Table, rows: int) -> Counts:
     batch, logged = report["batch"], logged_by(recipe)
     compared: Counts = {}
     lengths = row_lengths(recipe)
-    if lengths is not None and "will leave out" not in lengths.source:
+    left_out = lengths is None or "will leave out" in lengths.source
+    if lengths is not None and not left_out:
         compared["rows"] = (lengths.rows, rows)
-    if not recipe.checkpoint.early_stop and batch["steps"] is not None:
+    foreseen = recipe.steps is not None or not left_out
+    if not recipe.checkpoint.early_stop and batch["steps"] is not None and foreseen:
         compared["steps"] = (batch["steps"], summary["steps"])
     rollout = recipe.rollout_settings
     if recipe.trains_on_rollouts and rollout is not None and not rollout.dynamic_sampling:

@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.peer_objectives.comparing import Known, Row, translated, verdict
-from postgrad.learner.settings import LearnerSettings, is_matrix, learning_rate, warmup_updates
+from postgrad.learner.settings import LearnerSettings, learning_rate, warmup_updates
+from postgrad.models.matrices import is_matrix
 from postgrad.translate.common import per_step
 from postgrad.translate.translate import Translation
 

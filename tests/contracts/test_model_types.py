@@ -26,6 +26,8 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapter_targets import target_layers
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import min_shared_of
@@ -36,11 +38,13 @@ from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions, table_length
 from postgrad.models.save import directory_hash
 from postgrad.models.score import load_score_model
-from postgrad.models.settings import LoraSettings, ModelInit
+from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
 from postgrad.models.supported import UnsupportedModel, refused_types
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel.ranks import ALONE
+from postgrad.plan import held
+from postgrad.plan.roles import PlannedRole
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
@@ -394,6 +398,11 @@ def test_a_plan_counts_the_weights_and_the_cache_of_the_model(kind: str, make: M
     assert shape.cache_bytes_per_token(4) == bytes_per_token(stored, torch.float32)
     assert shape.state_bytes == state_bytes(lm, torch.device("cpu"))
     assert shape.min_shared == min_shared_of(lm)
+    for optimizer in ("adamw", "muon"):
+        learner = LearnerSettings(optimizer=optimizer)
+        role = PlannedRole("policy", shape, ModelSettings(path=folder), learner)
+        kept = MasterOptimizer(lm, learner).state_bytes() - torch.int64.itemsize
+        assert held.state_bytes(role) == kept, optimizer
 
 
 @every(

@@ -190,6 +190,31 @@ def test_the_rows_of_a_rank_are_what_one_rank_computes(monkeypatch: pytest.Monke
             assert torch.equal(tensor, there), (name, state)
 
 
+def test_experts_of_a_layer_have_the_bits_of_each_as_a_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights [experts, rows, columns], which ranks may divide by experts."""
+    settings = LearnerSettings(lr=0.1, **SMALL)  # pyright: ignore[reportArgumentType]
+    generator = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(3, 5, 300, generator=generator) for _ in range(2))
+    assert eight_bits.is_quantized("layers.0.experts.down_proj", TensorPiece((3, 5, 300)))
+    assert not eight_bits.is_quantized("layers.0.experts.down_proj_bias", TensorPiece((3, 5000)))
+    assert not eight_bits.is_quantized("patches.proj.weight", TensorPiece((64, 3, 16, 16)))
+    monkeypatch.setattr(eight_bits, "CHUNK", 1200)  # four rows at a time, across experts
+    experts = EightBitAdamW({"w": nn.Parameter(start.clone())}, settings)
+    each = [EightBitAdamW({"w": nn.Parameter(part.clone())}, settings) for part in start]
+    for number in (1, 2, 3):
+        step(experts.weights["w"], experts, gradient / number, number)
+        for expert, part in zip(each, gradient, strict=True):
+            step(expert.weights["w"], expert, part / number, number)
+    for index, expert in enumerate(each):
+        assert torch.equal(expert.weights["w"], experts.weights["w"][index])
+        piece = TensorPiece((3, 5, 300), (index, 0, 0), (1, 5, 300), sharded=True)
+        for name, tensor in expert.state["w"].items():
+            there = piece_of_state(name, piece).of(experts.state["w"][name])
+            assert torch.equal(tensor, there[0]), name
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

@@ -180,6 +180,20 @@ def test_sets_count_by_their_draws(data: Path, tmp_path: Path) -> None:
     assert read_lengths.answer == pytest.approx((20 * alone.answer + 60 * 302) / 80)
 
 
+def test_draws_of_sets_are_those_of_the_samples_that_are_kept(data: Path, tmp_path: Path) -> None:
+    """A row has two labelled answers: half of 9 rows' are 9, not twice half of the rows. And
+    `count` is of those that are not too long.
+    """
+    (tmp_path / "nine.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows(9)), "utf-8"
+    )
+    sets = [{"path": str(tmp_path / "nine.jsonl"), "weight": 0.5}, {"path": str(data), "count": 10}]
+    assert lengths("preference", {"sets": sets}, algorithm={"type": "kto"}).rows == 9 + 10
+    short = lengths("sft", {"sets": [sets[1] | {"max_len": 60}]})
+    assert short.rows == 10
+    assert short.prompt + short.answer < 60
+
+
 def test_rows_that_only_a_run_can_leave_out_are_told_to_be_counted(data: Path) -> None:
     rewards = {"rewards": [{"type": "gsm8k"}], "algorithm": {"type": "grpo"}}
     keys = {"path": str(data), "on_unreadable": "drop", "dedup": "exact"}

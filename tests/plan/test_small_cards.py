@@ -13,7 +13,8 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear
-from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.frozen_parts import freeze_parts
+from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import shape_of
@@ -92,6 +93,27 @@ def test_the_moments_are_those_that_the_optimizer_will_keep(
     role = PlannedRole("policy", shape, model, learner)
     kept = MasterOptimizer(trained, learner).state_bytes() - torch.int64.itemsize
     assert held.state_bytes(role) == pytest.approx(kept, rel=1e-9 if lora is None else 0.01)
+
+
+@pytest.mark.parametrize("freeze", [(), ("router",)])
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_moments_of_experts_and_routers_are_those_that_the_optimizer_will_keep(
+    kind: str, freeze: tuple[str, ...]
+) -> None:
+    """Of gpt_oss the biases of all experts are 2-D, and no matrices."""
+    config = AutoConfig.for_model(
+        kind, vocab_size=300, hidden_size=256, intermediate_size=384, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_local_experts=20,
+        num_experts_per_tok=2, max_position_embeddings=64,
+    )  # fmt: skip
+    lm = AutoModelForCausalLM.from_config(config)
+    model = ModelSettings(path="x", freeze=freeze)  # pyright: ignore[reportArgumentType]
+    freeze_parts(lm, model)
+    for settings in ({"optimizer_state": "8bit"}, {"optimizer": "muon"}):
+        learner = LearnerSettings.model_validate(settings)
+        role = PlannedRole("policy", any_shape(config.to_dict(), kind), model, learner)
+        optimizer = MasterOptimizer(lm, learner)
+        assert held.state_bytes(role) == optimizer.state_bytes() - torch.int64.itemsize
 
 
 def test_copies_that_train_beside_an_adapter_are_in_the_plan() -> None:

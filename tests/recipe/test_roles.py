@@ -156,6 +156,10 @@ REFUSED = {
         PPO + LORA + "\n[reference]\nema_decay = 0.5\n",
         "recipe.toml:25: reference.ema_decay: a reference that follows the policy needs",
     ),
+    "a reference in four bits that follows": (
+        PPO + '\n[reference]\nrefresh_steps = 5\n[reference.model]\nquantize = "4bit"\n',
+        'reference.model.quantize: "4bit" weights are frozen, and this reference follows the',
+    ),
     "a reference that follows and that the loss does not read": (
         PAIRS.format(job="preference")
         + '\n[reference]\nema_decay = 0.5\n[algorithm]\ntype = "simpo"\n',

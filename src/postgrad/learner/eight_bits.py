@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from postgrad.learner.settings import LearnerSettings, is_matrix, rate_ratio
+from postgrad.learner.settings import LearnerSettings, rate_ratio
+from postgrad.models.matrices import is_matrix
 from postgrad.ops.quantization import CHUNK, WIDE_BLOCK, dequantize_8bit, quantize_8bit
 from postgrad.parallel.sharding import TensorPiece
 
@@ -27,17 +28,18 @@ STATE = tuple(name + end for name in MOMENTS for end in ("", SCALE))
 def is_quantized(name: str, piece: TensorPiece) -> bool:
     """Whether the moments of a weight are held in eight bits."""
     assert piece.cut is None or piece.cut.dim == 0  # LearnerSettings refuses tensor parallelism
-    two = len(piece.shape) == 2
-    return two and is_matrix(name, 2) and math.prod(piece.shape) >= SMALLEST
+    dimensions = len(piece.shape)
+    matrix = dimensions in (2, 3) and is_matrix(name, dimensions)
+    return matrix and math.prod(piece.shape) >= SMALLEST
 
 
 def piece_of_state(name: str, piece: TensorPiece) -> TensorPiece:
     """Where the part of a weight's state `name` (of STATE) lies; piece: of the weight."""
     if not name.endswith(SCALE):
         return piece
-    blocks = -(-piece.shape[1] // WIDE_BLOCK)
-    sizes = (piece.sizes[0], blocks) if piece.sizes else ()
-    return replace(piece, shape=(piece.shape[0], blocks), sizes=sizes)
+    blocks = -(-piece.shape[-1] // WIDE_BLOCK)
+    sizes = (*piece.sizes[:-1], blocks) if piece.sizes else ()
+    return replace(piece, shape=(*piece.shape[:-1], blocks), sizes=sizes)
 
 
 def state_type(name: str) -> torch.dtype:
@@ -46,8 +48,8 @@ def state_type(name: str) -> torch.dtype:
 
 
 class EightBitAdamW:
-    """AdamW on matrices [rows, columns], by name. state: of each, by the names of STATE; empty
-    before the first step, or `make_state`.
+    """AdamW on matrices [rows, columns], or [experts, rows, columns], by name. state: of each, by
+    the names of STATE; empty before the first step, or `make_state`.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], settings: LearnerSettings) -> None:
@@ -66,14 +68,15 @@ class EightBitAdamW:
         """Update `number`, from 1; every weight has a gradient. Some rows at a time."""
         self.make_state()
         for name, weight in self.weights.items():
-            state = self.state[name]
-            rows = max(1, CHUNK // weight.shape[1])
-            for start in range(0, len(weight), rows):
+            assert weight.grad is not None
+            values, gradient = _rows(weight), weight.grad.flatten(0, -2)
+            state = {kept: _rows(tensor) for kept, tensor in self.state[name].items()}
+            own_rate = rate * rate_ratio(self._settings, name)
+            rows = max(1, CHUNK // weight.shape[-1])
+            for start in range(0, len(values), rows):
                 part = slice(start, start + rows)
                 parts = {kept: tensor[part] for kept, tensor in state.items()}
-                assert weight.grad is not None
-                own_rate = rate * rate_ratio(self._settings, name)
-                self._move(weight[part], weight.grad[part], parts, own_rate, number)
+                self._move(values[part], gradient[part], parts, own_rate, number)
 
     def _move(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], rate: float, number: int
@@ -96,12 +99,18 @@ class EightBitAdamW:
             state[name + SCALE].copy_(scales)
 
 
+def _rows(matrices: Tensor) -> Tensor:
+    """[rows, columns], a view."""
+    return matrices.view(-1, matrices.shape[-1])
+
+
 def _zeros(weight: Tensor) -> dict[str, Tensor]:
-    blocks = -(-weight.shape[1] // WIDE_BLOCK)
+    *rows, columns = weight.shape
+    blocks = -(-columns // WIDE_BLOCK)
     return {
         name: torch.zeros(
-            len(weight),
-            blocks if name.endswith(SCALE) else weight.shape[1],
+            *rows,
+            blocks if name.endswith(SCALE) else columns,
             dtype=state_type(name),
             device=weight.device,
         )

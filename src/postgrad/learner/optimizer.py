@@ -11,13 +11,9 @@ from torch.distributed.tensor import DTensor
 from postgrad.core.errors import AS_IT_BEGAN, Diverged, RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
-from postgrad.learner.settings import (
-    LearnerSettings,
-    is_hidden_matrix,
-    is_matrix,
-    rate_ratio,
-)
+from postgrad.learner.settings import LearnerSettings, rate_ratio
 from postgrad.models.linear import add_narrow, sum_gradients_in
+from postgrad.models.matrices import is_hidden_matrix, is_matrix
 from postgrad.ops.orthogonal import orthogonalised
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor

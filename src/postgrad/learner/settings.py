@@ -1,7 +1,6 @@
 """The recipe's settings for training a role, and the learning rates that follow from them."""
 
 import math
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,25 +13,6 @@ from postgrad.core.settings import Settings, ShardingStage
 from postgrad.core.text import how_many
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
-# In a decoder's layer, but not A and B of all experts, which are 2-D.
-_HIDDEN = re.compile(r"(^|\.)layers\.\d+\.(?!(.*\.)?experts(\.base_layer)*\.lora_[AB]\.)")
-_PLAIN = re.compile(r"(bias|norm\.weight)$")
-
-
-def is_matrix(name: str, dimensions: int) -> bool:
-    """False for norms and biases, which do not decay. They have one dimension, or two: a bias of
-    each expert (gpt_oss), a norm of each head (cohere).
-    """
-    return dimensions >= 2 and not _PLAIN.search(name)
-
-
-def is_hidden_matrix(name: str, dimensions: int) -> bool:
-    """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
-
-    Embeddings and heads lie outside; norms and biases are no matrices; those of an adapter on
-    experts are many in one, and AdamW trains them as it does experts.
-    """
-    return dimensions == 2 and is_matrix(name, dimensions) and bool(_HIDDEN.search(name))
 
 
 def rate_ratio(settings: "LearnerSettings", name: str) -> float:

@@ -11,6 +11,7 @@ The child answers with JSON: {"shape": {...}} or {"problem": "..."}.
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from postgrad._version import __version__
 from postgrad.core.errors import UsageError
 from postgrad.core.files import computed_once, version
+from postgrad.models.matrices import WeightGroup, weight_groups
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import (
     OUTSIDE,
@@ -90,6 +92,9 @@ def _shape_in(shape: dict[str, Any]) -> ModelShape:
     weights: dict[str, Any] = shape["counted"]
     several = {
         "adaptable": tuple(_adaptable_in(layers) for layers in weights["adaptable"]),
+        "groups": tuple(
+            WeightGroup(**{**g, "shape": tuple(g["shape"])}) for g in weights["groups"]
+        ),
         "kept": tuple(KeptByLayers(**kept) for kept in weights["kept"]),
     }
     counted = CountedWeights(**{**weights, **several})
@@ -155,7 +160,7 @@ def _shape_of(lm: Any) -> ModelShape:
         for name, weight in layer.named_parameters()
     }
     matrices = {name: shape for name, shape in weights.items() if len(shape) in (2, 3)}
-    active = {name: _size(shape) * _share(name, shape, config) for name, shape in matrices.items()}
+    active = {name: math.prod(s) * _share(name, s, config) for name, s in matrices.items()}
     attending = sum(size for name, size in active.items() if "attn" in name or "attention" in name)
     hidden, heads = int(config.hidden_size), int(getattr(config, "num_attention_heads", 1))
     widths = [
@@ -178,11 +183,12 @@ def _shape_of(lm: Any) -> ModelShape:
         **_norms(weights, hidden),
         counted=CountedWeights(
             parameters=sum(weight.numel() for weight in lm.parameters()),
-            layers=sum(map(_size, weights.values())),
-            matrices=sum(map(_size, matrices.values())),
+            layers=sum(map(math.prod, weights.values())),
+            matrices=sum(map(math.prod, matrices.values())),
             active=round(sum(active.values())),
             largest=max(weight.numel() for weight in lm.parameters()),
             adaptable=_adaptable(lm),
+            groups=weight_groups(lm),
             **mixing,
             packed=sum(m.weight.numel() for layer in layers for *_, m in packable(layer)),
             **_experts(lm, weights, config),
@@ -225,7 +231,7 @@ def _experts(lm: Any, weights: Mapping[str, tuple[int, ...]], config: Any) -> di
     layers = {name.partition(".")[0] for name in shared}
     return {
         "balance": balance_of(lm.config, ModelSettings()),
-        "routed": sum(map(_size, shared.values())),
+        "routed": sum(map(math.prod, shared.values())),
         "chosen": int(_each_token(config) or 1),
         "choices": len(layers) * int(_each_token(config) or 1),
         "experts": max((shape[0] for shape in shared.values()), default=0),
@@ -326,13 +332,16 @@ def _adaptable(lm: Any) -> tuple[AdaptableLayers, ...]:
     """
     from postgrad.models.adapter_mixtures import mixture_weights
     from postgrad.models.attention import layers_of
+    from postgrad.models.states import reads_weight
 
     weights = {id(lm.get_parameter(name)) for name in mixture_weights(lm)}
     kinds: dict[tuple[Any, ...], list[int]] = {}
     layers = list(layers_of(lm))
+    modules = [module for layer in layers for module in layer.modules()]
+    read = {id(m) for above in modules for n, m in above.named_children() if reads_weight(above, n)}
     for number, layer in enumerate(layers):
-        kinds.setdefault((_linears(layer), _stacks(layer, weights)), []).append(number)
-    inside = {id(module) for layer in layers for module in layer.modules()}
+        kinds.setdefault((_linears(layer, read), _stacks(layer, weights)), []).append(number)
+    inside = set(map(id, modules))
     if outside := _linears(lm.get_decoder(), inside):
         kinds[(outside, ())] = [OUTSIDE]
     return tuple(AdaptableLayers(tuple(numbers), *kind) for kind, numbers in kinds.items())
@@ -357,13 +366,6 @@ def _stacks(layer: Any, weights: Set[int]) -> tuple[tuple[str, int, int, int], .
 def _each_token(config: Any) -> Any:
     """How many experts a token is sent to; None where a config does not say."""
     return next((getattr(config, key) for key in EACH_TOKEN if getattr(config, key, None)), None)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def _share(name: str, shape: tuple[int, ...], config: Any) -> float:

@@ -167,7 +167,7 @@ def merged_sizes(shape: ModelShape, lora: LoraSettings, layer: int = 0) -> list[
     return [a * b for _, a, b in adapted_layers(shape, lora, layer)] + stacks
 
 
-def expert_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+def _expert_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has on experts: A and B of every expert."""
     return sum(
         count * experts * rank * (a + b)
@@ -179,7 +179,7 @@ def expert_parameters(shape: ModelShape, lora: LoraSettings) -> int:
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has: A [rank, inputs] and B [outputs, rank] of every adapted
-    linear layer and router, with DoRA the lengths [outputs], and `expert_parameters`.
+    linear layer and router, with DoRA the lengths [outputs], and `_expert_parameters`.
     """
     total = 0
     for layer, count in alike(shape, lora).items():
@@ -188,7 +188,7 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
             rank * (a + b) + (b if lora.dora else 0)
             for rank, a, b in (*adapted_layers(shape, lora, layer), *routers)
         )
-    return total + expert_parameters(shape, lora)
+    return total + _expert_parameters(shape, lora)
 
 
 def start_numbers(shape: ModelShape, lora: LoraSettings) -> int:

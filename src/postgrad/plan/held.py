@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from postgrad.models.shapes import OUTSIDE
+from postgrad.models.matrices import WeightGroup
+from postgrad.models.settings import LoraSettings
+from postgrad.models.shapes import OUTSIDE, ModelShape
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.adapters import (
     adapted_layers,
     adapted_stacks,
     alike,
-    expert_parameters,
     linear_layers,
     start_numbers,
     start_scratch,
@@ -173,42 +174,47 @@ def moment_bytes(role: PlannedRole) -> int:
         return 0
     both = 2 * FLOAT32 * role.trained
     if role.learner.optimizer_state == "8bit":
-        matrices = list(_trained_matrices(role))
-        plain = role.trained - sum(count * m * k for count, m, k in matrices)
-        return 2 * FLOAT32 * plain + sum(c * _quantized_bytes(m, k) for c, m, k in matrices)
-    if role.learner.optimizer == "adamw":
-        return both
-    if role.model.lora is not None:  # copies of embeddings and head, and experts, have AdamW
-        by_adamw = role.copied + expert_parameters(role.shape, role.model.lora)
-        return FLOAT32 * (role.trained + by_adamw)
-    return both - FLOAT32 * role.shape.layers * role.shape.layer_matrix_parameters
+        return both - sum(g.count * _saved_bytes(g) for g in _trained_matrices(role))
+    if role.learner.optimizer == "muon":
+        return both - FLOAT32 * sum(g.count * g.size for g in _trained_matrices(role) if g.hidden)
+    return both
 
 
-def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
-    """(count, rows, columns) of the matrices that train."""
-    shape, lora = role.shape, role.model.lora
+def _trained_matrices(role: PlannedRole) -> Iterator[WeightGroup]:
+    shape, lora, hidden = role.shape, role.model.lora, role.shape.hidden_size
+    if role.scores:
+        yield WeightGroup((1, hidden), 1, "", hidden=False)
     if lora is not None:
-        for layer, count in alike(shape, lora).items():
-            stacks = adapted_stacks(shape, lora, layer)
-            sizes = adapted_layers(shape, lora, layer) + [(e * r, a, b) for e, r, a, b in stacks]
-            for rank, inputs, outputs in sizes:
-                yield count, rank, inputs
-                yield count, outputs, rank
+        yield from _adapter_matrices(shape, lora)
         copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
-        yield copies, shape.vocab_size, shape.hidden_size
+        yield WeightGroup((shape.vocab_size, hidden), copies, "", hidden=False)
         return
-    hidden = shape.hidden_size
-    yield shape.layers, shape.layer_matrix_parameters // hidden, hidden
-    yield 1, shape.vocab_size, hidden
-    if shape.head_parameters and not role.scores:
-        yield 1, shape.vocab_size, hidden
+    head = (shape.vocab_size, hidden) if role.scores and shape.head_parameters else None
+    for group in shape.groups:
+        if group.shape == head and not group.hidden:
+            yield replace(group, count=group.count - 1)
+        elif group.part not in role.model.freeze:
+            yield group
 
 
-def _quantized_bytes(rows: int, columns: int) -> int:
-    """Bytes of both moments of a matrix in eight bits; a small one's stay float32."""
-    if rows * columns < SMALLEST:
-        return 2 * FLOAT32 * rows * columns
-    return 2 * rows * (columns + FLOAT32 * -(-columns // WIDE_BLOCK))
+def _adapter_matrices(shape: ModelShape, lora: LoraSettings) -> Iterator[WeightGroup]:
+    """A and B of all matrices; those of experts are many in one."""
+    for layer, count in alike(shape, lora).items():
+        sizes = [(*size, layer != OUTSIDE) for size in adapted_layers(shape, lora, layer)]
+        sizes += [(e * r, a, b, e == 1) for e, r, a, b in adapted_stacks(shape, lora, layer)]
+        for rank, inputs, outputs, hidden in sizes:
+            yield WeightGroup((rank, inputs), count, "", hidden)
+            yield WeightGroup((outputs, rank), count, "", hidden)
+
+
+def _saved_bytes(group: WeightGroup) -> int:
+    """Bytes by which both moments of a matrix are smaller in eight bits; a small one's stay
+    float32, and so do those of convolutions over two dimensions and more.
+    """
+    if group.size < SMALLEST or len(group.shape) > 3:
+        return 0
+    scales = group.size // group.columns * -(-group.columns // WIDE_BLOCK)
+    return 2 * (FLOAT32 * group.size - group.size - FLOAT32 * scales)
 
 
 def expanded(role: PlannedRole, b: int, *, cpu: bool) -> int:

@@ -159,13 +159,16 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         samples = [s for row in chosen for s in _samples(row, settings, recipe, count, images)]
         trained = max(1, round(len(rows) * (1 - settings.eval_fraction)))
-        draws = settings.draws(trained) if isinstance(settings, Share) else trained
         counted += len(chosen)
         if any(math.isnan(sum(sample)) for sample in samples):
             return None
         table = np.array(samples, np.float64)
         of_set = Turns.of(recipe, settings, reads) if isinstance(recipe, RLRecipe) else None
-        parts.append((draws / len(chosen), table, _fitting(table, recipe, of_set)))
+        fitting = _fitting(table, settings, recipe, of_set)
+        drawn = trained / len(chosen)  # times that each sample stands for one of an epoch
+        if isinstance(settings, Share) and (kept := int(fitting[-1].sum())):
+            drawn = settings.draws(max(1, round(kept * drawn))) / kept  # of what is kept, as a run
+        parts.append((drawn, table, fitting))
     weights = np.concatenate([np.full(len(samples), weight) for weight, samples, _ in parts])
     table = np.concatenate([samples for _, samples, _ in parts])
     prompt, answer, replies, turns, kept = map(
@@ -254,23 +257,25 @@ class RowImages:
         return self._sizes
 
 
-def _fitting(pairs: NDArray[np.float64], recipe: Recipe, turns: Turns | None) -> _Fitting:
-    """Arrays over rows: tokens of the prompt, of what stands behind it and of the replies there, as
-    data.on_too_long leaves them, turns, and whether the row is kept. pairs: [rows, 3 or more],
-    tokens of prompt and answer, and images. turns: of samples of the rows; None: rows have answers.
+def _fitting(
+    pairs: NDArray[np.float64], settings: RowSettings, recipe: Recipe, turns: Turns | None
+) -> _Fitting:
+    """Arrays over rows of a dataset: tokens of the prompt, of what stands behind it and of the
+    replies there, as its on_too_long leaves them, turns, and whether the row is kept. pairs: [rows,
+    3 or more], tokens of prompt and answer, and images. turns: of samples; None: rows have answers.
     """
-    prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
+    prompt, answer, limit = pairs[:, 0], pairs[:, 1], settings.max_len
     if recipe.sampled_tokens is not None:
         answer = np.full(len(prompt), recipe.sampled_tokens)
     kept = prompt + answer <= limit
-    if recipe.data.on_too_long == "truncate":
+    if settings.on_too_long == "truncate":
         uncut = prompt
         prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
         answer = np.minimum(answer, limit - prompt)
         kept = (pairs[:, 2] == 0) | (prompt == uncut)  # images stand in prompts, and are not cut
     if turns is None:
         return prompt, answer, np.zeros(len(prompt)), np.ones(len(prompt)), kept
-    written, replies, turned = turns.played(prompt, limit)
+    written, replies, turned = turns.played(prompt, recipe.data.max_len)
     return prompt, written + replies, replies, turned, kept
 
 

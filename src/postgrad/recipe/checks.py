@@ -98,6 +98,12 @@ def moving_reference(
             "a reference that follows the policy needs all weights to train, and [model.lora] "
             "trains an adapter: leave one of them out",
         )
+    if reference.model.quantize != "none":
+        yield (
+            ("reference", "model", "quantize"),
+            f'"{reference.model.quantize}" weights are frozen, and this reference follows the '
+            "policy: leave it out",
+        )
     if not algorithm.needs().loads_reference:
         unread = "nothing reads it: "
         if isinstance(algorithm, RolloutAlgorithm):

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.settings import LearnerSettings, is_hidden_matrix, is_matrix
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.matrices import is_hidden_matrix, is_matrix
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
@@ -49,6 +50,9 @@ def test_matrices_of_layers_experts_and_adapters_decay() -> None:
     for name in ("self_attn.q_proj.weight", "self_attn.q_proj.lora_A.weight"):
         assert is_matrix(inside + name, 2)
         assert is_hidden_matrix(inside + name, 2)
+    assert is_hidden_matrix("transformer.h.0.attn.c_attn.weight", 2)
+    assert is_hidden_matrix("transformer.blocks.11.ffn.router.layer.weight", 2)
+    assert not is_hidden_matrix("model.visual.blocks.0.attn.qkv.weight", 2)  # of a tower
     experts = inside + "mlp.experts"
     assert is_matrix(f"{experts}.gate_up_proj", 3)
     assert not is_hidden_matrix(f"{experts}.gate_up_proj", 3)
