@@ -61,7 +61,7 @@ class Case(NamedTuple):
     tied: bool = True
     dtype: str = "float32"
     groups: int = 3
-    optimizer: str = "adamw"
+    optimizer: str = "adamw"  # "adamw in 8bit": its moments
     type: str = "qwen3"
     offload: bool = False
     beside: bool = False
@@ -216,7 +216,9 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     if case.kind == "noisy":
         backbone.noise = EmbeddingNoise(lm, 5.0, seed=3)
-    wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer}
+    wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5}
+    moments = case.optimizer == "adamw in 8bit"
+    wanted |= {"optimizer_state": "8bit"} if moments else {"optimizer": case.optimizer}
     wanted |= {"loraplus_lr_ratio": case.ratio, **settings}
     all_settings = LearnerSettings(**wanted)
     if case.kind == "reward":

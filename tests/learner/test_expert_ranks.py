@@ -67,6 +67,7 @@ CASES = [
     MIXTURE._replace(stage="zero3", grid=Grid(tensor=2, expert=2), lora=True),
     MIXTURE._replace(stage="zero3", grid=Grid(tensor=2), lora=True, targets="q_proj+experts"),
     MIXTURE._replace(stage="zero3", grid=Grid(tensor=2), groups=1),
+    MIXTURE._replace(stage="zero3", type="gpt_oss", optimizer="adamw in 8bit", updates=MANY),
 ]
 # [T, k] of each rank: one has no token, and no token is sent to the experts of the last.
 CHOICES = [[[0, 5], [1, 0], [5, 2]], [], [[3, 4]], [[5, 4], [4, 0], [2, 3], [0, 1], [1, 5]]]
@@ -244,6 +245,8 @@ def test_ranks_that_share_experts_give_the_weights_of_one(
     single = load_file(alone / f"{undivided(case).name}.safetensors")
     several = load_file(shared / f"{case.name}.safetensors")
     limit = 1e-4 if case.dtype == "float32" else 1e-1
+    if "8bit" in case.optimizer:  # another rounding of a moment is the next of 256 numbers
+        limit = 1e-3
     weights = "base_model." if case.lora else "model."
     for start in (weights, "ema.", "whole.", "output." if limit < 0.1 else "output.0"):
         assert distance(start, single, several) < limit, start
