@@ -21,6 +21,9 @@ from postgrad.plan.lengths import row_lengths
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.run import Run
 
+# Bytes of each of an optimizer's numbers in a checkpoint, beside what is planned: of updates, and
+# in float16 two of the scale of the loss.
+NUMBER = 8
 # Of the tokens of episodes those that a plan has to foresee. How long replies are is assumed there,
 # and an episode may begin anew behind each of them.
 LEAST_OF_EPISODES = 0.5
@@ -86,8 +89,8 @@ def _saved(report: Table, recipe: Recipe, steps: int) -> Counts:
     kept, role = tensors(recipe.run_dir, steps), own_role(recipe)
     stem = "reward_model" if role == "reward" else role
     trained = sum(w.numel() for name, w in kept.items() if name.startswith(f"{stem}.weights/"))
-    # of updates, and of the scale of the loss in float16
-    counters = sum(w.nbytes for name, w in kept.items() if ".optim" in name and w.ndim == 0)
+    optimizers = len({name.partition("/")[0] for name in kept if ".optim" in name})
+    counters = (3 if recipe.model.dtype == "float16" else 1) * NUMBER * optimizers
     stored = sum(w.nbytes for name, w in kept.items() if not name.startswith("pending/"))
     return {
         "trained weights": (report["parameters"][stem]["trained"], trained),

@@ -1,7 +1,6 @@
 """What a process does for itself and its children: garbage collection and the C library's heap, its
 cores, the environment that children inherit, its pipes and ports, its signals, its end with its
-parent.
-Imports no heavy package.
+parent. Imports no heavy package.
 
 And handles: the results of role calls, the same for roles in this process and on a cluster. A role
 in this process returns a finished handle; a remote one returns a handle that is finished
