@@ -22,7 +22,7 @@ from typing import Any
 from postgrad._version import __version__
 from postgrad.core.errors import UsageError
 from postgrad.core.files import computed_once, version
-from postgrad.models.matrices import WeightGroup, weight_groups
+from postgrad.models.matrices import MatrixGroup, matrix_groups
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import (
     OUTSIDE,
@@ -92,8 +92,8 @@ def _shape_in(shape: dict[str, Any]) -> ModelShape:
     weights: dict[str, Any] = shape["counted"]
     several = {
         "adaptable": tuple(_adaptable_in(layers) for layers in weights["adaptable"]),
-        "groups": tuple(
-            WeightGroup(**{**g, "shape": tuple(g["shape"])}) for g in weights["groups"]
+        "matrix_groups": tuple(
+            MatrixGroup(**{**g, "shape": tuple(g["shape"])}) for g in weights["matrix_groups"]
         ),
         "kept": tuple(KeptByLayers(**kept) for kept in weights["kept"]),
     }
@@ -188,7 +188,7 @@ def _shape_of(lm: Any) -> ModelShape:
             active=round(sum(active.values())),
             largest=max(weight.numel() for weight in lm.parameters()),
             adaptable=_adaptable(lm),
-            groups=weight_groups(lm),
+            matrix_groups=matrix_groups(lm),
             **mixing,
             packed=sum(m.weight.numel() for layer in layers for *_, m in packable(layer)),
             **_experts(lm, weights, config),

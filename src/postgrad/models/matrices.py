@@ -32,7 +32,7 @@ def is_hidden_matrix(name: str, dimensions: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightGroup:
+class MatrixGroup:
     """Matrices of a model that have one shape and that an optimizer treats alike."""
 
     shape: tuple[int, ...]  # [rows, columns], or more dimensions: [experts, rows, columns]
@@ -51,7 +51,7 @@ class WeightGroup:
         return math.prod(self.shape)
 
 
-def weight_groups(lm: Any) -> tuple[WeightGroup, ...]:
+def matrix_groups(lm: Any) -> tuple[MatrixGroup, ...]:
     """All matrices of a model, which may be on the meta device, in groups; a shared one once."""
     from postgrad.models.images import image_part
     from postgrad.models.routers import router_weights
@@ -68,5 +68,5 @@ def weight_groups(lm: Any) -> tuple[WeightGroup, ...]:
         if is_matrix(name, weight.ndim)
     )
     return tuple(
-        WeightGroup(shape, n, part, hidden) for (shape, part, hidden), n in counted.items()
+        MatrixGroup(shape, n, part, hidden) for (shape, part, hidden), n in counted.items()
     )

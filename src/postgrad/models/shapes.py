@@ -11,7 +11,7 @@ from typing import Any, get_args
 from postgrad.core.errors import UsageError
 from postgrad.layout.tree import MIN_CONTINUED, MIN_SHARED, NO_SHARING
 from postgrad.models.flops import MULTIPLY_ADD, ForwardFlops
-from postgrad.models.matrices import WeightGroup
+from postgrad.models.matrices import MatrixGroup
 from postgrad.models.settings import ROUTER, ModelInit, ModelType
 from postgrad.models.towers import TowerShape
 
@@ -71,7 +71,7 @@ class CountedWeights:
     experts: int = 0  # routed experts of a layer; 0 of a dense model
     routers: int = 0  # weights of the routers of all layers
     packed: int = 0  # of the matrices, those that four bits hold (models.four_bits.packable)
-    groups: tuple[WeightGroup, ...] = ()  # the matrices of the whole model
+    matrix_groups: tuple[MatrixGroup, ...] = ()  # the matrices of the whole model
     kept: tuple[KeptByLayers, ...] = ()  # of each width, trained and frozen; (): not counted
 
 
@@ -230,17 +230,17 @@ class ModelShape:
         return self.embedding_parameters + body + self.head_parameters
 
     @property
-    def groups(self) -> tuple[WeightGroup, ...]:
+    def matrix_groups(self) -> tuple[MatrixGroup, ...]:
         """All matrices, embeddings and output head among them."""
         if self.counted is not None:
-            return self.counted.groups
+            return self.counted.matrix_groups
         hidden, inner, heads = self.hidden_size, self.intermediate_size, self.query_size
         layer = ((heads, hidden), 1), ((self.key_size, hidden), 2), ((hidden, heads), 1)
         layer += ((inner, hidden), 2), ((hidden, inner), 1)
         ends = 1 if self.tied else 2
         return (
-            *(WeightGroup(shape, n * self.layers, "", hidden=True) for shape, n in layer),
-            WeightGroup((self.vocab_size, hidden), ends, "", hidden=False),
+            *(MatrixGroup(shape, n * self.layers, "", hidden=True) for shape, n in layer),
+            MatrixGroup((self.vocab_size, hidden), ends, "", hidden=False),
         )
 
     def frozen(self, part: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from postgrad.models.matrices import WeightGroup
+from postgrad.models.matrices import MatrixGroup
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import OUTSIDE, ModelShape
 from postgrad.plan.activations import FLOAT32
@@ -180,34 +180,34 @@ def moment_bytes(role: PlannedRole) -> int:
     return both
 
 
-def _trained_matrices(role: PlannedRole) -> Iterator[WeightGroup]:
+def _trained_matrices(role: PlannedRole) -> Iterator[MatrixGroup]:
     shape, lora, hidden = role.shape, role.model.lora, role.shape.hidden_size
     if role.scores:
-        yield WeightGroup((1, hidden), 1, "", hidden=False)
+        yield MatrixGroup((1, hidden), 1, "", hidden=False)
     if lora is not None:
         yield from _adapter_matrices(shape, lora)
         copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
-        yield WeightGroup((shape.vocab_size, hidden), copies, "", hidden=False)
+        yield MatrixGroup((shape.vocab_size, hidden), copies, "", hidden=False)
         return
     head = (shape.vocab_size, hidden) if role.scores and shape.head_parameters else None
-    for group in shape.groups:
+    for group in shape.matrix_groups:
         if group.shape == head and not group.hidden:
             yield replace(group, count=group.count - 1)
         elif group.part not in role.model.freeze:
             yield group
 
 
-def _adapter_matrices(shape: ModelShape, lora: LoraSettings) -> Iterator[WeightGroup]:
+def _adapter_matrices(shape: ModelShape, lora: LoraSettings) -> Iterator[MatrixGroup]:
     """A and B of all matrices; those of experts are many in one."""
     for layer, count in alike(shape, lora).items():
         sizes = [(*size, layer != OUTSIDE) for size in adapted_layers(shape, lora, layer)]
         sizes += [(e * r, a, b, e == 1) for e, r, a, b in adapted_stacks(shape, lora, layer)]
         for rank, inputs, outputs, hidden in sizes:
-            yield WeightGroup((rank, inputs), count, "", hidden)
-            yield WeightGroup((outputs, rank), count, "", hidden)
+            yield MatrixGroup((rank, inputs), count, "", hidden)
+            yield MatrixGroup((outputs, rank), count, "", hidden)
 
 
-def _saved_bytes(group: WeightGroup) -> int:
+def _saved_bytes(group: MatrixGroup) -> int:
     """Bytes by which both moments of a matrix are smaller in eight bits; a small one's stay
     float32, and so do those of convolutions over two dimensions and more.
     """
