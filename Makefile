@@ -12,7 +12,7 @@ STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 # compile all of it, 350 MB in 45 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-long test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
+.PHONY: quickstart test test-random test-slow test-long test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -29,6 +29,10 @@ quickstart: .venv/installed  ## SFT, RL, export and sample answers; about two mi
 
 test: .venv/ready  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-random: .venv/ready  ## the invariants, by new examples at each run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "hypothesis and not slow" \
+		--hypothesis-profile random
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt \
