@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from postgrad.core import process
 from postgrad.core.process import (
     command_of_child,
+    import_path,
     interrupt,
     kill_group,
     signals_handled,
@@ -132,3 +133,13 @@ def test_a_held_port_is_free_for_the_store_of_the_ranks_alone() -> None:
         store = TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timedelta(seconds=10))
         store.set("rank", "0")
         assert store.get("rank") == b"0"
+
+
+def test_a_child_imports_what_this_process_and_its_variable_name_each_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/of/this", "/of/both"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/of/both", "", "for/children"]))
+    folders = import_path()["PYTHONPATH"].split(os.pathsep)
+    assert folders == [f"{tmp_path}", "/of/this", "/of/both", f"{tmp_path}/for/children"]

@@ -320,3 +320,13 @@ def test_each_environment_decides_what_becomes_of_its_own_rewards_and_failures(
     assert list(tools.rewards) == list(asked.rewards) == ["gsm8k"]
     assert tools.kept.tolist() == [True, True, False]
     assert tools.total.tolist()[:2] == asked.total.tolist() == [1.0, 0.0]
+
+
+def test_a_module_of_the_current_directory_takes_no_place_of_pythons(
+    make_scorer, own_workers, make_prompt, make_rollouts, monkeypatch, tmp_path
+):
+    for name in ("random", "token", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is no module of Python')")
+    monkeypatch.chdir(tmp_path)
+    (group,) = make_scorer(GSM8K).score([(make_prompt(), make_rollouts(["#### 7"]))])
+    assert group.total.tolist() == [1.0]

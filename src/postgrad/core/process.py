@@ -188,6 +188,16 @@ def signals_handled(
             signal.signal(number, old)
 
 
+def import_path() -> dict[str, str]:
+    """The variable by which a child imports what this process can, such as a verifier beside a
+    script. Start it with -P: `python -m` alone would put the current directory first, where a
+    `random.py` takes the place of Python's.
+    """
+    for_children = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = dict.fromkeys(str(Path(entry).absolute()) for entry in [*sys.path, *for_children])
+    return {"PYTHONPATH": os.pathsep.join(folders)}
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """A handler that interrupts as Ctrl-C does, so that `finally` runs and folders are removed."""
     raise KeyboardInterrupt

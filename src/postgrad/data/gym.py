@@ -20,7 +20,7 @@ from typing import Any
 
 from postgrad.core.errors import PostgradError, UsageError, described
 from postgrad.core.files import computed_once, version
-from postgrad.core.process import inherited
+from postgrad.core.process import import_path, inherited
 from postgrad.core.seeds import integer
 from postgrad.core.text import nearest, resolve
 from postgrad.data.files import RowValues
@@ -80,9 +80,9 @@ def _libraries() -> set[str]:
 def _ask(request: str) -> list[RowValues]:
     """The entries of a request, made in a separate process. Raises UsageError where it refuses."""
     ended = subprocess.run(
-        [sys.executable, "-m", "postgrad.data.gym"],
+        [sys.executable, "-P", "-m", "postgrad.data.gym"],
         input=request,
-        env=inherited() | {"PYTHONHASHSEED": "0"},
+        env=inherited() | import_path() | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
         check=False,

@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,6 +25,7 @@ import psutil
 
 from postgrad.core.errors import RunError
 from postgrad.core.media import MARK
+from postgrad.core.process import import_path
 from postgrad.models import render_child
 from postgrad.models.named_templates import chat_template_of
 
@@ -240,9 +240,8 @@ class RenderProcess:
 
 def _environment() -> dict[str, str]:
     """The child's environment: where its modules are, and nothing secret."""
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    return {**kept, "PYTHONPATH": path}
+    return kept | import_path()
 
 
 def _write(child: subprocess.Popen[bytes], frame: bytes) -> None:

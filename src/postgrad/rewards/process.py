@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from postgrad.core.process import inherited
+from postgrad.core.process import import_path, inherited
 from postgrad.rewards import protocol
 from postgrad.rewards.descendants import cpu_of, end_with_descendants
 from postgrad.rewards.protocol import ScoreJob, VerifierTraits
@@ -45,13 +45,13 @@ def environment(rewards: Sequence[RewardSettings], sandboxed: bool) -> dict[str,
     for reward in rewards:
         named = [value for key, value in reward.verifier_settings.items() if key.endswith("_env")]
         names |= {*reward.env, *(value for value in named if isinstance(value, str))}
-    return inherited(names) | _ENVIRONMENT
+    return inherited(names) | import_path() | _ENVIRONMENT
 
 
 def start_worker(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process that waits for its hello (rewards/worker.py), its standard streams pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "postgrad.rewards.worker"],
+        [sys.executable, "-P", "-m", "postgrad.rewards.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

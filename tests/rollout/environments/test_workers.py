@@ -44,6 +44,13 @@ def test_a_process_is_used_again_and_what_it_prints_is_no_answer():
     assert not psutil.pid_exists(first)
 
 
+def test_a_module_of_the_current_directory_takes_no_place_of_pythons(monkeypatch, tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('this is no module of Python')")
+    monkeypatch.chdir(tmp_path)
+    process = within(lambda workers: workers.call(own_function("prints"), {"text": "x"}))
+    assert process != os.getpid()
+
+
 def test_calls_at_the_same_time_have_processes_of_their_own():
     async def calls(workers):
         each = [workers.call(own_function("prints"), {"text": "x"}) for _ in range(3)]

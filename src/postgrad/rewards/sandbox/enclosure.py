@@ -132,7 +132,7 @@ class Enclosure:
 def describe() -> str:
     """The layer that third-party verifiers get on this machine, or "none: " and why."""
     # In a process of its own, since isolation cannot be undone.
-    command = [sys.executable, "-m", "postgrad.rewards.sandbox.enclosure"]
+    command = [sys.executable, "-P", "-m", "postgrad.rewards.sandbox.enclosure"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return ended.stdout.strip() or f"none: {ended.stderr.strip().rpartition(chr(10))[2]}"
 

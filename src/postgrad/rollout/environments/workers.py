@@ -6,20 +6,19 @@ are used again. One that dies, or whose call is cancelled, is killed with all th
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from postgrad.core.process import inherited
+from postgrad.core.process import import_path, inherited
 from postgrad.rewards.descendants import end_with_descendants
 from postgrad.rollout.environments import function_worker
 from postgrad.rollout.environments.base import StepFailed
 
 _VARIABLES = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_CALLER = (sys.executable, "-m", function_worker.__name__)
+_CALLER = (sys.executable, "-P", "-m", function_worker.__name__)
 _MOST_BYTES = 2**24  # of an answer
 _TAIL = 300  # bytes that are told of what a process printed last
 
@@ -39,8 +38,7 @@ class FunctionWorkers:
         """variables: names of the environment variables that the processes get, beside those by
         which programs and libraries are found.
         """
-        paths = os.pathsep.join(filter(None, sys.path))  # what is importable here is there too
-        self._environment = inherited(variables) | _VARIABLES | {"PYTHONPATH": paths}
+        self._environment = inherited(variables) | _VARIABLES | import_path()
         self._idle: list[PipedProcess] = []
         self._busy: set[PipedProcess] = set()
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -16,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, names_in, remove, write_json
-from postgrad.core.process import command_of_child, signals_handled
+from postgrad.core.process import command_of_child, import_path, signals_handled
 from postgrad.core.text import how_many
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.follow import read_object
@@ -279,7 +278,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=file if alone is None else alone.fileno(),
                 stderr=file,
-                env={**os.environ, **_python_path(), **self._places.environment(place)},
+                env={**os.environ, **import_path(), **self._places.environment(place)},
                 start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on
             )
         self.stopping.children.append(_RunProcess(trial, place, process, log, logged))
@@ -310,13 +309,6 @@ def _flushed(stream: TextIO) -> Generator[TextIO]:
     stream.fileno()
     stream.flush()
     yield stream
-
-
-def _python_path() -> dict[str, str]:
-    """A variable that lets a child import what this process can, such as a verifier beside a
-    script.
-    """
-    return {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
 
 
 def _is_finished(trial: SweptRun, command: Command) -> bool:
