@@ -219,6 +219,14 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
             "leaves no room for a prompt in 1024 tokens: lower eval.max_new_tokens, or raise data",
         ),
         (
+            ('type = "grpo"', ""),
+            "recipe.toml:18: algorithm.type: missing; it is one of grpo, dr_grpo, ",
+        ),
+        (
+            ('type = "grpo"', "type = 3"),
+            "recipe.toml:19: algorithm.type: 3 is no name; it is one of grpo, dr_grpo, ",
+        ),
+        (
             ('type = "grpo"', 'type = "gpro"'),
             "recipe.toml:19: algorithm.type: no algorithm is called 'gpro': did you mean 'grpo'?",
         ),

@@ -88,8 +88,10 @@ def _class(name: Any, base: type[Algorithm]) -> type[Algorithm]:
     names = ", ".join(name for name in ALGORITHMS if _fits(algorithm_class(name), base))
     if kind is not None:
         problem = f"{name!r} is not for this job; known: {names}"
-    message = problem or f"one of {names}, or your own 'package.module:Class'"
-    raise_problems("algorithm", [(("type",), message)])
+    if not problem:
+        problem = "missing" if name is None else f"{name!r} is no name"
+        problem += f"; it is one of {names}, or your own 'package.module:Class'"
+    raise_problems("algorithm", [(("type",), problem)])
     raise AssertionError  # raise_problems has raised
 
 
