@@ -44,3 +44,9 @@ def test_check_refuses_answers_of_which_nothing_is_left():
     assert ExactMatch(ignore_punctuation=True).check(PromptView("?", "...")) is not None
     with pytest.raises(ValueError, match="no reference answer"):
         reward("x", None)
+
+
+def test_a_list_of_one_text_is_that_text_or_the_json_that_is_asked_for():
+    assert reward("Paris", '["Paris"]') == reward('["Paris"]', '["Paris"]') == 1.0
+    assert reward("Paris", '["Paris", "Rome"]') == 0.0
+    assert ExactMatch().check(PromptView("?", '[" "]')) is not None

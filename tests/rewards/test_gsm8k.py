@@ -109,3 +109,11 @@ def test_every_real_reference_answer_is_read_and_right_in_its_own_eyes():
     assert len(answers) == 7473
     assert [a for a in answers if verifier.check(PromptView("?", a)) is not None] == []
     assert sum(reward(answer, answer) for answer in answers) == 7473
+
+
+def test_a_list_of_one_text_is_that_text_and_several_are_refused():
+    assert reward("#### 1000", '["1,000"]') == 1.0
+    assert reward("#### 72", '["so it is\\n#### 72"]') == 1.0
+    assert GSM8K().right_answer(PromptView("?", '["72"]')) == "#### 72"
+    reason = GSM8K().check(PromptView("?", '["7", "8"]'))
+    assert reason == "no '#### number' in the reference answer '[\"7\", \"8\"]'"

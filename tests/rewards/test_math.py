@@ -159,3 +159,15 @@ def test_only_a_wrong_formula_that_is_not_too_long_has_a_ballot():
     for text in ("\\boxed{7}", "\\boxed{8}", "none", f"\\boxed{{{long}}}"):
         detail = Math().score(PromptView("?", "7"), RolloutView(text)).detail
         assert detail.keys() == {"answer"}
+
+
+@pytest.mark.parametrize("text", ["1000", r"\boxed{1{,}000}"])
+def test_a_list_of_one_text_is_that_text(text):
+    assert reward(text, '["1,000"]') == reward(text, "1,000") == 1.0
+    assert reward(r"\boxed{\frac{2}{4}}", r'["$\\frac{1}{2}$"]') == 1.0
+
+
+def test_a_list_of_several_texts_is_refused_and_no_interval():
+    reason = Math().check(PromptView("?", '["7", "8"]'))
+    assert reason == 'math-verify reads no answer in \'["7", "8"]\''
+    assert reward(r"\boxed{[7, 8]}", "[7, 8]") == 1.0

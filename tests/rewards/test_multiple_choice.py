@@ -246,3 +246,7 @@ def test_neither_numpy_nor_torch_is_imported_for_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_list_of_one_text_is_that_text():
+    assert score("The answer is B", '["B"]').value == 1.0

@@ -41,8 +41,8 @@ def find_shape(source: str) -> ModelShape:
         hint = f"did you mean {_rows()[near]['id']}? " if near else ""
         raise UsageError(
             f"the shape of {path} is not known: it is not in the table of common models, and its "
-            f"config.json could not be read from the hub ({why}). {hint}A directory with the model's config.json "
-            "works too (model.path)"
+            f"config.json could not be read from the hub ({why}). {hint}A directory with "
+            "the model's config.json works too (model.path)"
         )
     return any_shape(config, path)
 

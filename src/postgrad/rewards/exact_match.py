@@ -4,7 +4,7 @@ import string
 from typing import ClassVar
 
 from postgrad.rewards.format import Pattern, extract
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, only_answer
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -26,7 +26,7 @@ class ExactMatch(Verifier):
     def check(self, prompt: PromptView) -> str | None:
         if prompt.answer is None:
             return "there is no reference answer"
-        if not self._normal(prompt.answer):
+        if "" in self._wanted(prompt):
             return f"nothing is left of the reference answer {prompt.answer!r}"
         return None
 
@@ -40,8 +40,12 @@ class ExactMatch(Verifier):
         answer = extract(self.pattern, rollout.text) if self.pattern else rollout.text
         if answer is None:
             return Score(0.0, {"answer": None})
-        right = self._normal(answer) == self._normal(prompt.answer or "")
+        right = self._normal(answer) in self._wanted(prompt)
         return Score(float(right), {"answer": answer[:200]})
+
+    def _wanted(self, prompt: PromptView) -> set[str]:
+        # also as it is: JSON may be what is asked for, and a list of one text is JSON
+        return {self._normal(text or "") for text in (prompt.answer, only_answer(prompt.answer))}
 
     def _normal(self, text: str) -> str:
         if self.ignore_case:

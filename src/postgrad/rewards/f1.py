@@ -1,13 +1,12 @@
 """Words in common with a reference answer: the F1 of SQuAD (Rajpurkar et al., 2016)."""
 
-import json
 import re
 import string
 from collections import Counter
 from typing import Any, ClassVar, cast
 
 from postgrad.rewards.format import Pattern, extract
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, listed
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -63,7 +62,7 @@ class F1(Verifier):
 
     def _references(self, prompt: PromptView) -> list[str]:
         if self.references is None:
-            value: Any = _listed(prompt.answer)
+            value: Any = listed(prompt.answer)
         elif self.references not in prompt.metadata:
             raise ValueError(f"the row has no column {self.references!r}")
         else:
@@ -78,13 +77,3 @@ class F1(Verifier):
             if not isinstance(reference, str) or not words(reference):
                 raise ValueError(f"nothing to compare with in the reference answer {reference!r}")
         return references
-
-
-def _listed(answer: str | None) -> Any:
-    """The answer parsed where it is a JSON list, else as it is."""
-    if answer is None or not answer.lstrip().startswith("["):
-        return answer
-    try:
-        return json.loads(answer)
-    except ValueError:  # a text that begins with a bracket
-        return answer

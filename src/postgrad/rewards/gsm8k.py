@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import ClassVar
 
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, only_answer
 
 # A number neither starts nor ends inside another one: 5,3 or 7/2 or 1e5 is not read as 5, 7 or 1.
 _NUMBER = re.compile(
@@ -54,7 +54,7 @@ class GSM8K(Verifier):
         return None
 
     def right_answer(self, prompt: PromptView) -> str | None:
-        answer = prompt.answer or ""
+        answer = only_answer(prompt.answer) or ""
         return answer if "####" in answer else f"#### {answer}"
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
@@ -68,7 +68,8 @@ class GSM8K(Verifier):
         return Score(float(right), {"answer": None if answer is None else str(answer)[:80]})
 
     @staticmethod
-    def _reference(answer: str) -> Decimal | None:
+    def _reference(stated: str) -> Decimal | None:
+        answer = only_answer(stated) or ""
         if "####" in answer:
             return marked_number(answer)
         match = _NUMBER.fullmatch(answer.strip())

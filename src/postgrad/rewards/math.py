@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, only_answer
 
 _FORMULA_NAMES = """
     Integer Float Rational Number Symbol Function Add Mul Pow Mod Eq Ne Lt Le Gt Ge Rel Not And Or
@@ -26,6 +26,7 @@ _LONGEST = 400  # characters of a ballot
 _MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER = 200, 64, 10**40
 _PARTS = 6  # of an exponent
 _MOST_SIZES = _MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER
+_TEXTS = re.compile(r'\s*\[\s*"')  # a JSON list of texts begins so, and no formula
 _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
 
 
@@ -258,12 +259,15 @@ def _largest(number: Any) -> float:
 
 @lru_cache(maxsize=64)
 def _reference(answer: str) -> list[Any]:
+    if _TEXTS.match(only_answer(answer) or ""):  # several: brackets would make an interval of two
+        return []
     return _parse(_marked(answer), False, "no_fallback")
 
 
 def _marked(answer: str) -> str:
     """A reference answer as a text that math-verify finds it in."""
-    answer = answer.replace(r"\$", "")  # the sign of an amount, which begins no formula
+    # without the sign of an amount, which begins no formula
+    answer = (only_answer(answer) or "").replace(r"\$", "")
     bare = not any(mark in answer for mark in _DELIMITED)
     return rf"\boxed{{{answer}}}" if bare else answer
 

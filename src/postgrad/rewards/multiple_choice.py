@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from postgrad.core.text import nearest
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, only_answer
 
 _LETTERS = string.ascii_uppercase
 _MARKUP = " \t\r\n*_`$\"'“”‘’"
@@ -92,7 +92,7 @@ class MultipleChoice(Verifier):
         """The label of the right option; ValueError where the reference answer is none."""
         if prompt.answer is None:
             raise ValueError("there is no reference answer")
-        answer = prompt.answer.strip()
+        answer = (only_answer(prompt.answer) or "").strip()
         labels = list(options)
         if self.answer_is == "label":
             right = [label for label in labels if label.casefold() == _bare(answer)]

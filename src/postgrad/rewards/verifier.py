@@ -3,9 +3,10 @@
 Imports neither NumPy nor torch, since every worker loads it.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from postgrad.core.settings import Settings
 
@@ -52,6 +53,25 @@ class Score:
 
     value: float
     detail: Any = None
+
+
+def listed(answer: str | None) -> Any:
+    """The reference answer parsed where it is a JSON list, else as it is."""
+    if answer is None or not answer.lstrip().startswith("["):
+        return answer
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):  # a text that begins with a bracket
+        return answer
+
+
+def only_answer(answer: str | None) -> str | None:
+    """The text of a JSON list that has one text and no more, any other reference answer as it is:
+    where some rows of a data set have several answers, every row has a list.
+    """
+    texts = listed(answer)
+    single = isinstance(texts, list) and len(cast(list[Any], texts)) == 1
+    return texts[0] if single and isinstance(texts[0], str) else answer
 
 
 class Verifier(Settings):
