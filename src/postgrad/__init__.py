@@ -40,6 +40,7 @@ __all__ = [
     "BradleyTerry",
     "Distillation",
     "DrGRPO",
+    "GiGPO",
     "MaxRL",
     "OnPolicyDistillation",
     "OnlineDPO",

@@ -193,9 +193,9 @@ KNOBS = {
         and not ({"reward_scaling", "kl_in"} & set(unread(name)) and knobs)
     ]
     for name in NAMES
-    # These have tests of their own: test_gdpo.py, test_remax.py, test_ppo.py and
+    # These have tests of their own: test_gdpo.py, test_gigpo.py, test_remax.py, test_ppo.py and
     # test_on_policy_distillation.py.
-    if name not in ("gdpo", "remax", "ppo", "on_policy_distillation")
+    if name not in ("gdpo", "gigpo", "remax", "ppo", "on_policy_distillation")
 }
 
 

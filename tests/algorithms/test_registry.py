@@ -40,4 +40,4 @@ def test_reading_an_algorithm_s_settings_does_not_import_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert len(ALGORITHMS) == 32
+    assert len(ALGORITHMS) == 33

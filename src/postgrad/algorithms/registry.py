@@ -23,6 +23,7 @@ ALGORITHMS = {
     "maxrl": "postgrad.algorithms.maxrl:MaxRL",
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
     "gdpo": "postgrad.algorithms.gdpo:GDPO",
+    "gigpo": "postgrad.algorithms.gigpo:GiGPO",
     "remax": "postgrad.algorithms.remax:ReMax",
     "on_policy_distillation": "postgrad.algorithms.on_policy_distillation:OnPolicyDistillation",
     "ppo": "postgrad.algorithms.ppo:PPO",

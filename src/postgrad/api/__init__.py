@@ -15,6 +15,7 @@ from postgrad.algorithms.distillation import Distillation as Distillation
 from postgrad.algorithms.dpo import DPO as DPO
 from postgrad.algorithms.dr_grpo import DrGRPO as DrGRPO
 from postgrad.algorithms.gdpo import GDPO as GDPO
+from postgrad.algorithms.gigpo import GiGPO as GiGPO
 from postgrad.algorithms.gmpo import GMPO as GMPO
 from postgrad.algorithms.gpg import GPG as GPG
 from postgrad.algorithms.grpo import GRPO as GRPO
