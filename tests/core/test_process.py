@@ -143,3 +143,11 @@ def test_a_child_imports_what_this_process_and_its_variable_name_each_once(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/of/both", "", "for/children"]))
     folders = import_path()["PYTHONPATH"].split(os.pathsep)
     assert folders == [f"{tmp_path}", "/of/this", "/of/both", f"{tmp_path}/for/children"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the others hold the port at one address")
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_a_held_port_is_taken_at_every_address_of_this_machine(address: str) -> None:
+    held, port = process.held_port()
+    with held, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((address, port))

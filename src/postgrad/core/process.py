@@ -136,7 +136,9 @@ def held_port() -> tuple[socket.socket, int]:
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    # Of every address: gloo gets its ports at that of the host's name, and the store listens at
+    # all. macOS lets the store listen beside another address alone.
+    held.bind(("" if sys.platform == "linux" else "127.0.0.1", 0))
     return held, held.getsockname()[1]
 
 
