@@ -171,3 +171,9 @@ def test_a_list_of_several_texts_is_refused_and_no_interval():
     reason = Math().check(PromptView("?", '["7", "8"]'))
     assert reason == 'math-verify reads no answer in \'["7", "8"]\''
     assert reward(r"\boxed{[7, 8]}", "[7, 8]") == 1.0
+
+
+def test_the_right_answer_to_a_list_of_one_text_is_right():
+    prompt = PromptView("?", '["1/2"]')
+    assert Math().right_answer(prompt) == r"\boxed{1/2}"
+    assert reward(Math().right_answer(prompt), prompt.answer) == 1.0

@@ -63,7 +63,7 @@ class Math(Verifier):
         return None
 
     def right_answer(self, prompt: PromptView) -> str | None:
-        return _marked(prompt.answer or "")
+        return _marked(only_answer(prompt.answer) or "")
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = self.check(prompt)
@@ -258,16 +258,16 @@ def _largest(number: Any) -> float:
 
 
 @lru_cache(maxsize=64)
-def _reference(answer: str) -> list[Any]:
-    if _TEXTS.match(only_answer(answer) or ""):  # several: brackets would make an interval of two
+def _reference(stated: str) -> list[Any]:
+    answer = only_answer(stated) or ""
+    if _TEXTS.match(answer):  # several: brackets would make an interval of two
         return []
     return _parse(_marked(answer), False, "no_fallback")
 
 
 def _marked(answer: str) -> str:
     """A reference answer as a text that math-verify finds it in."""
-    # without the sign of an amount, which begins no formula
-    answer = (only_answer(answer) or "").replace(r"\$", "")
+    answer = answer.replace(r"\$", "")  # the sign of an amount, which begins no formula
     bare = not any(mark in answer for mark in _DELIMITED)
     return rf"\boxed{{{answer}}}" if bare else answer
 
