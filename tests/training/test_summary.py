@@ -107,6 +107,14 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
     ]
 
 
+def test_tokens_of_a_step_count_once_however_many_engines_have_sampled_them() -> None:
+    step = {"response_tokens": 100.0, "sample_seconds": 8.0, "overlap/sample_seconds": 2.0}
+    step |= {"engine/0/response_tokens": 60.0, "engine/0.1/response_tokens": 30.0}
+    step |= {"policy/computed_tokens": 30.0, "critic/computed_tokens": 20.0, "train_seconds": 5.0}
+    speeds = {"response_tokens_per_second": 10.0, "train_tokens_per_second": 10.0}
+    assert summary._speeds([step, step]) == speeds
+
+
 def test_the_time_of_a_resumed_run_is_that_of_all_its_processes() -> None:
     phases = {"sample": 30.0, "train": 12.25}
     rows = summary._times({"seconds": 44.0, "phase_seconds": phases})

@@ -2,6 +2,7 @@
 the run in numbers: summary.json, and the table a person sees.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,9 +30,9 @@ CHANGING = {  # what evaluations say, before and after, and what a person calls 
 RATES = ("accuracy", "greedy_accuracy")
 LAST = 10  # steps at the end of a run over which a noisy number is averaged
 SAMPLED = ("sample_seconds", "overlap/sample_seconds")  # alone, and while the policy learned
-TOKENS = {  # tokens of a step and the times in which they were made
-    "response_tokens_per_second": ("response_tokens", SAMPLED),
-    "train_tokens_per_second": ("/computed_tokens", ("train_seconds",)),  # of all roles
+TOKENS = {  # tokens of a step, of all engines or of each role, and the times of making them
+    "response_tokens_per_second": (re.compile("response_tokens"), SAMPLED),
+    "train_tokens_per_second": (re.compile("[^/]+/computed_tokens"), ("train_seconds",)),
 }
 
 
@@ -265,7 +266,7 @@ def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:
 def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
     speeds: dict[str, float] = {}
     for name, (tokens, seconds) in TOKENS.items():
-        counts = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
+        counts = [v for line in metrics for key, v in line.items() if tokens.fullmatch(key)]
         written = sum(value for value in counts if value is not None)
         spent = sum(line.get(part) or 0.0 for line in metrics for part in seconds)
         if written and spent:
