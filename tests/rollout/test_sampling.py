@@ -4,8 +4,9 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from helpers.lives import Dealt
 from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
-from postgrad.core.records import EpisodeFailure, Prompt
+from postgrad.core.records import EpisodeFailure, Prompt, ScoredGroup
 from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step
 from postgrad.rollout.local.engine import LocalEngine
@@ -219,6 +220,37 @@ def test_a_failure_ends_its_sample_and_is_in_its_record():
     (group,) = sampled(Ticking(length_of(3)), Replies(begin), tickets=1, samples=2)
     assert [rollout.failure for rollout in group.rollouts] == [None, broken]
     assert [len(rollout.turns) for rollout in group.rollouts] == [5, 3]
+
+
+def test_a_turn_before_a_reply_without_tokens_keeps_its_reward():
+    def silent(response: Completion, reply: Observation) -> Future[Observation]:
+        return done(Observation(reply.token_ids[:0], reply.done, reward=1.0 + response.turn))
+
+    (group,) = sampled(Ticking(lambda *_: 2), Replies(silent), tickets=1, samples=1)
+    assert group.rollouts[0].columns["turn_rewards"].tolist() == [0, 1, 0, 2, 0, 3]
+
+
+class Refusing(Chosen):
+    """Gives a group at a time, to whoever waits. A sample without a score refuses a step."""
+
+    def completed(self, wait: bool) -> list[ScoredGroup]:
+        ended = self._done[:1] if wait else []
+        self._done = self._done[len(ended) :]
+        return ended
+
+    def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
+        return any(np.isnan(group.total).any() for group in groups)
+
+
+def test_an_evaluation_takes_no_group_of_a_refused_step_for_its_own():
+    """Groups 1 and 2 of the step are scored only when the evaluation waits for those tickets."""
+    scorer, spec = Refusing(lambda ticket, sample: ticket or None), SamplingSpec(2, SAMPLING, 0)
+    ahead = GroupSampler(Ticking(length_of(1)), scorer, spec, Words())
+    ahead.start([Numbers(3).draw(ticket, 0) for ticket in range(3)])
+    assert [group.prompt.ticket for group in ahead.fill(range(3))] == [0]
+    held_out = [replace(Numbers(9).draw(ticket, 0), question="held out") for ticket in (1, 2)]
+    groups = sample_groups(Ticking(length_of(2)), scorer, held_out, spec, Words())
+    assert [group.prompt.question for group in groups] == ["held out"] * 2
 
 
 def test_a_cut_waits_for_replies_and_goes_on_behind_them():

@@ -346,7 +346,8 @@ class OpenSample:
         if any(self._rewards):
             ends = np.cumsum([len(turn.token_ids) for turn in turns]) - 1
             turn_rewards = np.zeros(len(tokens), np.float32)
-            turn_rewards[ends] = self._rewards
+            # added: a reply without tokens ends where the turn before it does
+            np.add.at(turn_rewards, ends, self._rewards)
             columns["turn_rewards"] = turn_rewards
         first = self.completions[0].text if self.completions else ""
         several = len(turns) > 1

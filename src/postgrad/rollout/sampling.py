@@ -264,9 +264,16 @@ class GroupSampler:
         return due
 
     def _collect(self, *, wait: bool) -> int:
-        """Keeps the groups whose scores are there. Returns how many came."""
+        """Keeps the groups whose scores are there. Returns how many came.
+
+        Others share the scorer, and one that has stopped to wait, since its step is refused, leaves
+        it groups of the same tickets: an evaluation that follows must not take them for its own.
+        """
         groups = self._scorer.completed(wait=wait)
-        self._scored |= {group.prompt.ticket: group for group in groups}
+        for group in groups:
+            own = self.groups.get(group.prompt.ticket)
+            if own is not None and own.prompt is group.prompt:
+                self._scored[group.prompt.ticket] = group
         return len(groups)
 
     def forget(self) -> None:
