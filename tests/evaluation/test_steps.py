@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.comparing import recipe_of
+from postgrad.evaluation.results import compare
 from postgrad.evaluation.steps import StepEvaluator, first_wrong
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.ops.intervals import harmonic_interval, wilson
@@ -62,6 +63,32 @@ def test_the_first_wrong_step_decides(tmp_path: Path, tokenizer: Any) -> None:
     for name in names:
         low, high = result.intervals[name]
         assert low <= metrics[name] <= high
+
+
+def test_models_are_compared_on_each_of_the_answers_of_a_row(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """A row of PRM800K with two first steps, of which one goes on. Only the first model names the
+    right step of the second answer, and both have one of three steps right.
+    """
+    candidates = [{"text": "a", "rating": 1}, {"text": "b", "rating": -1}]
+    first = {"completions": candidates, "chosen_completion": 0, "human_completion": None}
+    second = {**first, "completions": [{"text": "c", "rating": 1}]}
+    rated = {"question": {"problem": "0?"}, "label": {"steps": [first, second]}}
+    path = tmp_path / "eval.jsonl"
+    path.write_text(json.dumps(rated), "utf-8")
+    evaluator = StepEvaluator(recipe_of(str(path)), tokenizer)
+    model, other = (
+        evaluator(lambda _, scores=scores: [np.array(row) for row in scores])[0]
+        for scores in ([[WRONG, WRONG], [WRONG]], [[RIGHT, WRONG], [RIGHT]])
+    )
+    assert [problem.key[1:] for problem in model.problems] == [(0, 0), (0, 1)]
+    same = compare(model, model, 0)
+    assert (same.differences["accuracy"].value, same.unpaired, same.differing()) == (0.0, 0, [])
+    comparison = compare(model, other, 0)
+    assert comparison.differences["accuracy"].value == 1 / 2
+    assert [pair[0].answer for pair in comparison.differing()] == [1]
+    assert comparison.differences.keys() == {"accuracy"}  # no problem has a rate of steps
 
 
 def test_answers_whose_first_wrong_step_is_not_known_count_as_steps_alone(

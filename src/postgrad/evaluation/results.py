@@ -30,6 +30,9 @@ _LATEX_QUOTIENT = re.compile(r"^([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$")
 # What Fraction reads, and in no time: without exponents, and no quotient by zero.
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,50})(\.\d{0,50}|/0{0,9}[1-9]\d{0,40})?")
 
+# Rates that each problem has a value of: those of steps and held-out losses are of other things.
+_OF_PROBLEMS = re.compile(r"(greedy_)?accuracy|(pass|maj)@\d+")
+
 PairedTest = Literal["mcnemar", "sign_flip"]
 
 
@@ -45,6 +48,12 @@ class EvaluatedProblem:
     text: str  # the greedy answer, else the first sample
     # for maj@k: how many scored samples gave each different wrong answer; None: it was not asked
     wrong: tuple[int, ...] | None = None
+    answer: int = 0  # which of its row's answers, where steps are judged: a row may have several
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells it from others of its set, whichever model is asked."""
+        return self.dataset, self.row, self.answer
 
     def value(self, metric: str) -> float | None:
         """Accuracy, pass@K, maj@K or greedy_accuracy of this problem, in [0, 1]; None where too few
@@ -299,14 +308,10 @@ def compare(model: Result, against: Result, seed: int) -> Comparison:
 
     seed: of the random signs of permutation tests.
     """
-    others = {(problem.dataset, problem.row): problem for problem in against.problems}
-    pairs = [
-        (problem, others[problem.dataset, problem.row])
-        for problem in model.problems
-        if (problem.dataset, problem.row) in others
-    ]
+    others = {problem.key: problem for problem in against.problems}
+    pairs = [(problem, others[problem.key]) for problem in model.problems if problem.key in others]
     unpaired = len(model.problems) + len(others) - 2 * len(pairs)
-    names = [rate for rate in model.intervals if "/" not in rate and rate not in LOSSES]
+    names = [rate for rate in model.intervals if _OF_PROBLEMS.fullmatch(rate)]
     differences = {rate: _difference(pairs, rate, seed) for rate in names}
     return Comparison(model.name, pairs, unpaired, differences)
 

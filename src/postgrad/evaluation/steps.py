@@ -130,6 +130,7 @@ class StepEvaluator:
             samples=(int(scored), int(scored and wanted == judged)),
             greedy=None,
             text=f"first wrong step {judged}, by the labels {wanted} (-1: none)",
+            answer=answer.path,
         )
 
 
