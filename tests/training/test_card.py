@@ -18,6 +18,7 @@ from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.tools.export import export
+from postgrad.training import card as cards
 from postgrad.training.start import train
 
 ROWS = [{"question": f"spell {word}", "answer": word[::-1]} for word in ("sun", "top", "gnat")] * 4
@@ -51,6 +52,17 @@ def run_of(tmp_path: Path, **changes: Any) -> Path:
     }
     train(parse_recipe({**raw, **changes}), Console("quiet"))
     return tmp_path / "run"
+
+
+def test_ends_of_intervals_of_a_part_of_the_rows_are_no_results_of_their_own() -> None:
+    rates = {"accuracy": 0.5, "accuracy_low": 0.1, "accuracy_high": 0.9}
+    part = {"accuracy/a": 1.0, "accuracy_low/a": 0.3, "accuracy_high/a": 1.0}
+    scores = {"reward/too_low": 0.25, "evaluate_seconds": 3.0}
+    assert list(cards._rows([{"step": 1, "set": "s", "rows": 4, **rates, **part, **scores}])) == [
+        ("s", "accuracy", "0.5 (0.1 to 0.9)", "4"),
+        ("s", "accuracy/a", "1 (0.3 to 1)", "4"),
+        ("s", "reward/too_low", "0.25", "4"),
+    ]
 
 
 @pytest.mark.slow

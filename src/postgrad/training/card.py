@@ -175,7 +175,8 @@ def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     left_out = ("step", "update", "rows", "failed", "set")
     for name, value in line.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name in left_out or name.endswith(("_low", "_high", "_seconds")) or not number:
+        head, _, _ = name.partition("/")  # accuracy_low/algebra is an end, too
+        if name in left_out or head.endswith(("_low", "_high", "_seconds")) or not number:
             continue
         if math.isfinite(value):
             yield name, float(value)
@@ -184,7 +185,8 @@ def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for line in results:
         for name, value in _metrics(line):
-            low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
+            head, slash, part = name.partition("/")
+            low, high = (line.get(f"{head}_{end}{slash}{part}") for end in ("low", "high"))
             has_interval = isinstance(low, float) and isinstance(high, float)
             shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if has_interval else "")
             yield str(line.get("set") or ""), name, shown, str(line.get("rows", ""))
