@@ -271,8 +271,8 @@ class GroupSampler:
         """
         groups = self._scorer.completed(wait=wait)
         for group in groups:
-            own = self.groups.get(group.prompt.ticket)
-            if own is not None and own.prompt is group.prompt:
+            sampled = self.groups.get(group.prompt.ticket)
+            if sampled is not None and sampled.prompt is group.prompt:
                 self._scored[group.prompt.ticket] = group
         return len(groups)
 
