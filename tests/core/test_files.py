@@ -167,6 +167,37 @@ def test_a_directory_of_that_name_is_replaced_only_where_that_is_wanted(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_directory_that_has_only_what_the_system_writes_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / ".DS_Store").touch()
+    with files.whole_directory(path, replace=False) as folder:
+        (folder / "new.txt").write_text("new", "utf-8")
+    assert [entry.name for entry in path.iterdir()] == ["new.txt"]
+
+
+def test_the_error_of_a_directory_names_the_place_that_people_know(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+
+    def write(name: str) -> None:
+        with files.whole_directory(path, replace=False) as folder:
+            (folder / name).write_text("new", "utf-8")
+
+    with pytest.raises(FileNotFoundError) as caught:
+        write("nowhere/new.txt")
+    assert str(caught.value) == f"[Errno 2] No such file or directory: '{path}/nowhere/new.txt'"
+    path.mkdir()
+    (path / "mine.txt").touch()
+    with pytest.raises(OSError, match="not empty") as caught:
+        write("new.txt")
+    assert str(caught.value).endswith(f"not empty: '{path}'")
+    file = tmp_path / "file"
+    file.mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        files.write_text(file, "new")
+    assert str(caught.value).endswith(f"directory: '{file}'")
+
+
 def test_everything_in_a_directory_is_synced_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

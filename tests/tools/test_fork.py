@@ -354,8 +354,12 @@ def test_where_a_fork_goes_is_empty_and_outside(
     ):
         with pytest.raises(UsageError, match=message):
             fork(run.path, "5", to, console)
-    (tmp_path / "empty").mkdir()
-    fork(run.path, "5", tmp_path / "empty", console)
+    for name in ("empty", "shown"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "shown" / ".DS_Store").touch()  # as macOS's Finder writes it
+    for name in ("empty", "shown"):
+        fork(run.path, "5", tmp_path / name, console)
+        assert Run(tmp_path / name).recipe.run_dir == str(tmp_path / name)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     fork(run.path, "5", Path("deep/er"), console)

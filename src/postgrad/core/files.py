@@ -61,11 +61,12 @@ def write_text(path: Path, text: str) -> None:
     """Replaces `path` atomically: writes a temporary file, syncs, renames, syncs the folder."""
     written = beside(path)
     try:
-        with _named(path), written.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            sync(file.fileno())
-        written.replace(path)
+        with _named(path):
+            with written.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                sync(file.fileno())
+            written.replace(path)
     finally:
         written.unlink(missing_ok=True)  # still there only where writing failed
     sync_directory(path.parent)
@@ -73,15 +74,19 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Adds `path` to the error of a full disk, in which a write names no file, and names it in
-    place of the temporary file, of which nobody knows.
+    """Adds `path` to the error of a full disk, in which a write names no file, and names `path`, or
+    a file in it, in place of the temporary one, of which nobody knows.
     """
+    written = beside(path)
     try:
         yield
     except OSError as error:
-        unnamed = is_full(error) and error.filename is None
-        if unnamed or str(error.filename) == str(beside(path)):
+        if is_full(error) and error.filename is None:
             error.filename = str(path)
+        elif (named := Path(str(error.filename))).is_relative_to(written):
+            error.filename = str(path / named.relative_to(written))
+            if str(error.filename2) == error.filename:  # where it was to be renamed to
+                del error.filename2
         raise
 
 
@@ -96,7 +101,7 @@ def whole_file(path: Path) -> Generator[Path]:
         with _named(path):
             yield written
             sync_file(written)
-        written.replace(path)
+            written.replace(path)
     finally:
         written.unlink(missing_ok=True)  # still there only where writing failed
     sync_directory(path.parent)
@@ -106,28 +111,38 @@ def whole_file(path: Path) -> Generator[Path]:
 def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
     """Gives a temporary directory to write to; when the block ends well, it is synced and renamed
     to `path`. Where `path` exists already, it is removed just before with `replace`, else an
-    OSError. Where the block or the disk fails, nothing is left. Whoever may read new files of this
-    process may read these, but for hard links: their modes are those of other directories too.
+    OSError, unless it is a directory without any `names_in`. Where the block or the disk fails,
+    nothing is left. Whoever may read new files of this process may read these, but for hard links:
+    their modes are those of other directories too.
     """
     written = beside(path)
     try:
-        written.mkdir(parents=True)
-        yield written
-        allowed = written.stat().st_mode & 0o666  # what the umask leaves; safetensors writes 0600
-        for file in written.rglob("*"):
-            if file.is_dir():
-                sync_directory(file)
-                continue
-            if (status := file.stat()).st_nlink == 1:
-                file.chmod(status.st_mode | allowed)
-            sync_file(file)
-        sync_directory(written)
-        if replace and path.exists():
-            remove(path)
-        written.rename(path)
+        with _named(path):
+            written.mkdir(parents=True)
+            yield written
+            _sync_tree(written)
+            if replace and path.exists():
+                remove(path)
+            elif path.is_dir() and not names_in(path):  # no rename replaces what is not empty
+                for name in OF_THE_SYSTEM:
+                    (path / name).unlink(missing_ok=True)
+            written.rename(path)
     finally:
         shutil.rmtree(written, ignore_errors=True)  # gone already where it was renamed
     sync_directory(path.parent)
+
+
+def _sync_tree(folder: Path) -> None:
+    """Syncs a new directory, after giving its files the modes that the umask leaves."""
+    allowed = folder.stat().st_mode & 0o666  # safetensors writes 0600
+    for file in folder.rglob("*"):
+        if file.is_dir():
+            sync_directory(file)
+            continue
+        if (status := file.stat()).st_nlink == 1:
+            file.chmod(status.st_mode | allowed)
+        sync_file(file)
+    sync_directory(folder)
 
 
 def link_or_copy(source: Path, to: Path) -> None:

@@ -29,6 +29,7 @@ from postgrad.core.files import (
     is_full,
     left_behind,
     link_or_copy,
+    names_in,
     remove,
     whole_directory,
     write_json,
@@ -114,7 +115,7 @@ def _require_free(place: Path, run_dir: Path) -> None:
         raise UsageError(f"{place} is in the run that is forked: choose a directory outside")
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise UsageError(f"{place} is a file or a link: choose another directory")
-    if place.is_dir() and any(place.iterdir()):
+    if place.is_dir() and names_in(place):
         raise UsageError(f"{place} is not empty: choose another directory")
     for left in left_behind(place.parent, [place.name]) if place.parent.is_dir() else ():
         with claimed(left):  # nobody is writing it
