@@ -135,7 +135,7 @@ class Joined(Mapping[str, Tensor]):
         tensor = _JoinedTensor(name, shape)
         for column, start, path, held in places:
             tensor.add(held, start, column, path)
-        return tensor.finished()
+        return tensor.finished(places[-1][2])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -171,13 +171,15 @@ class _JoinedTensor:
         self._rows[-1].append(held)
         self._row, self._width = start + len(held), columns
 
-    def finished(self) -> Tensor:
-        """The complete tensor. Raises RunError where a part is missing."""
+    def finished(self, last: Path) -> Tensor:
+        """The complete tensor. Raises RunError where a part is missing. last: the file of the last
+        part, for the message.
+        """
         width = self._column + self._width
         if not self._rows[0] or (self._row, width) != (self._shape[0], _columns(self._shape)):
             raise RunError(
-                f"the parts of {self._name!r} hold {self._row} of its {self._shape[0]} rows, in "
-                f"{width} of {_columns(self._shape)} columns"
+                f"{last}: the parts of {self._name!r} up to this one hold {self._row} of its "
+                f"{self._shape[0]} rows, in {width} of {_columns(self._shape)} columns"
             )
         columns = [torch.cat(parts) for parts in self._rows]
         return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
