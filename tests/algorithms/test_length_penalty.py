@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops.advantages import relative_penalties
 
@@ -86,7 +87,8 @@ def test_a_turn_begins_with_each_sample_and_behind_each_reply() -> None:
     written = Ragged.of([np.array(row, np.bool_) for row in rows])
     algorithm: Any = algorithm_class("grpo")(length_penalty={"turns": 1.0})
     turns = written.like(np.zeros(len(written.values)))
-    shaped = algorithm.shaped_rewards(np.ones(3), turns, written, np.zeros(3, np.int64), {})
+    sequences = Sequences(turns, written, np.zeros(3, np.int64))
+    shaped = algorithm.shaped_rewards(np.ones(3), turns, sequences, written, {})
     assert shaped.taken.tolist() == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert shaped.rewards.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
 

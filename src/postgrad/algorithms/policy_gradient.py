@@ -163,7 +163,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             kl, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
         rewards, turns, state, taken, shaping = self.shaped_rewards(
-            batch.rewards[rows], batch.turn_rewards.take(rows), written, sequences.group, state
+            batch.rewards[rows], batch.turn_rewards.take(rows), sequences, written, state
         )
         parts = {name: column[rows] for name, column in batch.components.items()}
         inputs = CreditInputs(sequences, rewards, turns, kl, cut, values, greedy, parts, written)

@@ -12,7 +12,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.ragged import Ragged
-from postgrad.ops.advantages import Amount, Floats, Ints, relative_penalties
+from postgrad.core.records import Sequences
+from postgrad.ops.advantages import Amount, Floats, relative_penalties
+from postgrad.ops.turns import policy_turns
 
 LEAST_STD = 1e-8  # a smaller deviation is rounding
 
@@ -104,18 +106,18 @@ class RewardScaling(RolloutAlgorithm):
         self,
         rewards: Floats,
         turns: Ragged,
+        sequences: Sequences,
         written: Ragged,
-        group: Ints,
         state: Mapping[str, Any],
     ) -> ShapedRewards:
         """Rewards [S] and turn rewards as advantages read them. written: bool, the tokens of the
-        policy; group: [S].
+        policy.
 
         State, where rewards are scaled: {"rewards": [n, mean, squares]}, the fields of Moments.
         """
         taken, metrics = None, dict[str, float]()
         if self.length_penalty:
-            taken = self._length_penalties(rewards, written, group)
+            taken = self._length_penalties(rewards, sequences, written)
             rewards = rewards - taken
             if len(taken):  # a step may have lost all its samples
                 metrics["length_penalty/mean"] = float(taken.mean())
@@ -129,13 +131,13 @@ class RewardScaling(RolloutAlgorithm):
             metrics["reward_scaling/clipped"] = float((free != rewards).sum() / max(1, len(free)))
         return ShapedRewards(rewards, turns, state, taken, metrics)
 
-    def _length_penalties(self, rewards: Floats, written: Ragged, group: Ints) -> Floats:
-        before = np.concatenate([[False], written.values[:-1]])
-        before[written.offsets[:-1]] = False
-        output = written.sums().astype(np.float64)
+    def _length_penalties(self, rewards: Floats, sequences: Sequences, written: Ragged) -> Floats:
+        output, turns = written.sums(), np.zeros(len(written))
+        for turn in policy_turns(sequences, written):
+            turns[turn.row] += 1
         amounts: dict[Amount, Floats] = {
             "output_tokens": output,
             "input_tokens": written.lengths - output,
-            "turns": written.like(written.values & ~before).sums().astype(np.float64),
+            "turns": turns,
         }
-        return relative_penalties(rewards, amounts, self.length_penalty, group)
+        return relative_penalties(rewards, amounts, self.length_penalty, sequences.group)

@@ -43,12 +43,16 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
         name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
     ]
     if carries_states(lm):
-        from postgrad.models.states import reads_weight
+        from postgrad.models.states import weights_read_by
 
         if settings.dropout:
             raise no_dropout(lm.config.model_type)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-        above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
-        linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
+        split = {name: name.rpartition(".") for name in linear}
+        linear = [
+            name
+            for name, (above, _, last) in split.items()
+            if last not in weights_read_by(type(lm.get_submodule(above)))
+        ]
     if not linear:
         raise no_linear_layers(lm.config.model_type)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     weights = mixture_weights(lm)

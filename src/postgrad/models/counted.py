@@ -332,14 +332,18 @@ def _adaptable(lm: Any) -> tuple[AdaptableLayers, ...]:
     """
     from postgrad.models.adapter_mixtures import mixture_weights
     from postgrad.models.attention import layers_of
-    from postgrad.models.states import reads_weight
+    from postgrad.models.states import weights_read_by
 
     weights = {id(lm.get_parameter(name)) for name in mixture_weights(lm)}
     kinds: dict[tuple[Any, ...], list[int]] = {}
-    layers = list(layers_of(lm))
-    modules = [module for layer in layers for module in layer.modules()]
-    read = {id(m) for above in modules for n, m in above.named_children() if reads_weight(above, n)}
-    for number, layer in enumerate(layers):
+    modules = [module for layer in layers_of(lm) for module in layer.modules()]
+    read = {
+        id(module)
+        for above in modules
+        for name, module in above.named_children()
+        if name in weights_read_by(type(above))
+    }
+    for number, layer in enumerate(layers_of(lm)):
         kinds.setdefault((_linears(layer, read), _stacks(layer, weights)), []).append(number)
     inside = set(map(id, modules))
     if outside := _linears(lm.get_decoder(), inside):

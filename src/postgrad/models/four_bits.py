@@ -101,11 +101,14 @@ def packable(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """The linear layers of a decoder layer that four bits hold, each with the module that has it
     and its name there: all but those whose weights that module reads itself (models/states.py).
     """
-    from postgrad.models.states import reads_weight  # only where weights are quantised, or counted
+    from postgrad.models.states import (
+        weights_read_by,
+    )  # only where weights are quantised, or counted
 
     for module in list(layer.modules()):
+        read = weights_read_by(type(module))
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and not reads_weight(module, name):
+            if type(child) is nn.Linear and name not in read:
                 yield module, name, child
 
 

@@ -29,6 +29,8 @@ KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linea
 # (Mamba's scan takes none, minimax goes token by token); a convolution sees the inputs before.
 KEEPS_SUM = re.compile(r"\.(update_recurrent_state|set_linear_cache)\(")
 CONTINUES_SUM = re.compile(r"\binitial_states?=recurrent_state\b")
+# What it does where it passes over the forward of a layer.
+READS_WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b")
 
 # Runs a mixer over [B, L, hidden], from a state on that it changes; None: from an empty state.
 Run = Callable[[Tensor, "MixerState | None"], Tensor]
@@ -269,15 +271,15 @@ def keeps_state(kind: type[nn.Module]) -> bool:
     return KEEPS_STATE.search(inspect.getsource(kind.forward)) is not None
 
 
-def reads_weight(above: nn.Module, name: str) -> bool:
-    """Whether a mixer multiplies with the weight of its linear layer `name` itself, at least where
-    a kernel does it (mamba): an adapter beside the layer would be passed over, and codes of four
-    bits would be read as numbers.
+@cache
+def weights_read_by(kind: type[nn.Module]) -> frozenset[str]:
+    """The names of the linear layers with whose weights mixers of a class multiply themselves, at
+    least where a kernel does it (mamba): an adapter beside such a layer would be passed over, and
+    codes of four bits would be read as numbers.
     """
-    if not keeps_state(type(above)):
-        return False
-    forward = inspect.getsource(type(above).forward)
-    return re.search(rf"self\.{re.escape(name)}\.weight\b", forward) is not None
+    if not keeps_state(kind):
+        return frozenset()
+    return frozenset(READS_WEIGHT.findall(inspect.getsource(kind.forward)))
 
 
 def state_of_one_token(mixer: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
