@@ -7,7 +7,7 @@ Its steps are updates.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,6 +21,7 @@ from postgrad.translate import (
     trl_graded,
     trl_losses,
     trl_rl,
+    trl_rows,
 )
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
@@ -32,11 +33,9 @@ from postgrad.translate.tables.trl import (
     DEFAULTS,
     JOBS,
     OWN_REWARDS,
-    OWN_ROWS,
     RULES,
     SCRIPTS,
     SHARED,
-    UNZIPPED,
 )
 from postgrad.translate.tables.trl import (
     OTHERS as OTHERS,
@@ -85,9 +84,9 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _model(draft, options)
     functions = OWN_REWARDS if of_images and job == "rl" else ()
     if functions:
-        _own_rows(draft, options)
+        trl_rows.own_rows(draft, options)
     else:
-        _data(draft, options, bounded=program != "sft" or not of_images)
+        trl_rows.rows(draft, options, bounded=program != "sft" or not of_images)
     devices = places.processes(draft, "devices", source.devices, source.machines)
     places.divided(draft, ("ZeRO stage", source.stage), {})
     if job == "rl":
@@ -151,104 +150,6 @@ def _all_layers(draft: Draft, options: Options) -> None:
         layers = "on all linear layers; there PEFT chooses, q_proj and v_proj of most types"
         before = draft.comments.get(place)
         draft.comments[place] = f"{before}; {layers}" if before else layers
-
-
-def _own_rows(draft: Draft, options: Options) -> None:
-    """The rows of grpo_vlm, rloo_vlm and online_dpo_vlm, which the scripts name and change."""
-    for name in ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"):
-        if options.states(name):
-            draft.skip(name, options.take(name), "the script has rows of its own")
-    draft.put("data.path", OWN_ROWS, "the script's own rows")
-    draft.put("data.prompt", "problem")
-    draft.put("data.answer", "solution")
-    draft.put("data.images", "image")
-    draft.put("data.on_unreadable", "drop", "solutions that math-verify cannot read, as there")
-    if str(options.take("eval_strategy", "no")) != "no":
-        draft.put("data.eval_fraction", 0.0125, "100 of about 8 000 rows there")
-    draft.notes.append(
-        "The script puts its SYSTEM_PROMPT before each question, and drops rows with images of 512 "
-        "pixels or more: say them in data.system and data.filter."
-    )
-
-
-def _unbounded(draft: Draft, options: Options) -> None:
-    """data.max_len of sft_vlm, which cuts no row, and the rows that it unzips."""
-    if options.states("max_length"):
-        draft.skip("max_length", options.take("max_length"), "the script takes none instead")
-    draft.put("data.max_len", 4096, "the script cuts no row; longer ones are dropped, and counted")
-    if draft.get("data.path") == UNZIPPED:
-        messages = "messages of the columns context, question, input_image_path and output"
-        comment = f"write it: the script unzips images, and makes {messages}"
-        draft.put("data.map", "my_rows:row", comment)
-        draft.put("data.messages", "messages")
-
-
-def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
-    columns: dict[str, Any] = {}
-    text = options.take("dataset_text_field")
-    if draft.job == "rl":
-        columns = {"messages": "prompt", "answer": "solution"}
-    mixed, path = options.tables("datasets"), options.take("dataset_name")
-    if mixed:
-        common.sources(draft, [_entry(dataset) for dataset in mixed])
-        _comment(draft, "data", mixed)
-    else:
-        draft.put("data.path", path)
-    if draft.job == "sft" and text:  # else columns are found by their names, as there
-        draft.put("data.text", text, "the column of dataset_text_field, where rows are plain text")
-    for key, value in columns.items():
-        comment = "TRL finds the columns itself: say here which they are"
-        draft.put(f"data.{key}", value, comment if key == "messages" else "")
-    if draft.has_images:
-        draft.put("data.images", "images", 'TRL reads a column "images", or "image"')
-    if not bounded:
-        _unbounded(draft, options)
-        return
-    length, older = options.take("max_length"), options.take("max_seq_length")
-    if older is not None and not options.states("max_length"):
-        length = options.stated["max_length"] = older  # its name before
-    if draft.job != "rl":
-        comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
-        if options.stated.get("max_length", length) is None:
-            draft.put("data.max_len", 4096, "there no row is cut; longer ones are dropped")
-        elif draft.get("algorithm.type") == "bradley_terry":
-            draft.put(
-                "data.max_len", int(length), "pairs with a longer answer are dropped, as there"
-            )
-        else:
-            draft.put(
-                "data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}"
-            )
-            draft.put("data.on_too_long", "truncate")
-        if (room := options.take("max_prompt_length")) is not None:
-            draft.miss("max_prompt_length", room, "data.max_len bounds prompt and answer together")
-
-
-def _entry(dataset: dict[str, Any]) -> dict[str, Any]:
-    """The entry of [[data.sets]] for one of TRL's `datasets`."""
-    files = dataset.get("data_files")
-    entry = {
-        "path": files if isinstance(files, str) else dataset.get("path"),
-        "name": dataset.get("name"),
-        "split": dataset.get("split"),
-    }
-    share = dataset.get("fraction")
-    if isinstance(share, float) and share < 1:
-        entry["split"] = f"{entry['split'] or 'train'}[:{share * 100:g}%]"
-    entry |= {key: dataset[key] for key in _OF_PROGRAMS if key in dataset}
-    return {key: value for key, value in entry.items() if value is not None}
-
-
-def _comment(draft: Draft, section: str, datasets: Sequence[dict[str, Any]]) -> None:
-    """Comments on what a Python program does with its rows."""
-    for number, dataset in enumerate(datasets):
-        place = (section, "sets", number) if len(datasets) > 1 else (section,)
-        for key, text in dataset.get("comments", {}).items():
-            if (*place, key) in draft.values:
-                draft.comments[*place, key] = text
-
-
-_OF_PROGRAMS = ("revision", "limit", "filter", "map", "eval_fraction")  # keys that programs say
 
 
 def _batch(draft: Draft, options: Options, devices: int) -> None:
@@ -346,32 +247,13 @@ def _times(draft: Draft, options: Options) -> None:
     share = decimal(options.take("eval_steps", 0))
     if 0 < share < 1:
         draft.miss("eval_steps", share, "a share of the run there; eval.every is a number of steps")
-    _held_out(draft, options, split)
+    trl_rows.held_out(draft, options, split)
     draft.put("eval.every", max(1, every // updates) if every else None, note)
     draft.put("eval.at_start", flag(options.take("eval_on_start", False)) or None)
     if draft.job == "sft":
         cut = draft.get("data.on_too_long")
         draft.put("eval.on_too_long", cut, "longer rows are cut, as there")
         _best(draft, options)
-
-
-def _held_out(draft: Draft, options: Options, split: Any) -> None:
-    """The rows that are evaluated on: a split of those that train, or others."""
-    comment = "its loss, as there" if draft.job == "sft" else ""
-    tables = options.tables("eval_dataset")
-    rows = {key: draft.get(f"data.{key}") for key in ("path", "name", "map")}
-    sets = [
-        {key: value for key, value in _entry(table).items()
-         if len(tables) > 1 or value != rows.get(key) or key == "filter"}
-        for table in tables
-    ]  # fmt: skip
-    if len(sets) > 1:
-        common.held_out(draft, sets)
-    elif sets:
-        common.sources(draft, [{"split": "train", **sets[0]}], "eval")
-        _comment(draft, "eval", tables)
-    elif draft.get("data.eval_fraction") is None:
-        draft.put("eval.split", split, comment)
 
 
 def _best(draft: Draft, options: Options) -> None:

@@ -36,9 +36,7 @@ def losses(draft: Draft, options: Options, program: str, source: SourceCommand) 
     """[algorithm] of everything but RL; of distillation also who teaches and who samples."""
     kinds = options.texts("loss_type")
     trl_rl.followed(draft, options)
-    if program == "sft":
-        _turns(draft, options)
-    elif program == "prm":
+    if program == "prm":
         _steps(draft, options)
     elif program == "reward":
         why = "rows with a column margin are trained with it there: algorithm.margin, data.margin"
@@ -102,21 +100,6 @@ def _distilled(draft: Draft, options: Options, program: str, source: SourceComma
         trl_engines.engines(draft, options, source, program)
     else:
         draft.skip("temperature", options.take("temperature"), "of answers, and there are none")
-
-
-def _turns(draft: Draft, options: Options) -> None:
-    """What bears loss: there all of a conversation, unless an option says otherwise, and of rows of
-    prompt and completion the completion alone.
-    """
-    answers = flag(options.take("assistant_only_loss", False))
-    completions = options.take("completion_only_loss")
-    if answers or draft.get("data.text") is not None:
-        return
-    if completions is not None and not flag(completions):
-        draft.put("data.loss_turns", "everything", "completion_only_loss is false")
-    elif completions is None:
-        why = "of messages the assistant's turns are trained on; there all tokens, as with"
-        draft.put("algorithm.type", "sft", f'{why} data.loss_turns = "everything"')
 
 
 def _pair_losses(draft: Draft, options: Options) -> None:

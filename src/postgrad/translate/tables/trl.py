@@ -245,7 +245,7 @@ RULES: dict[str, Rule] = {
     "vespo_lambda_pos": to("algorithm.rate_positive", read=decimal),
     "vespo_k_neg": to("algorithm.shape_negative", read=decimal),
     "vespo_lambda_neg": to("algorithm.rate_negative", read=decimal),
-    "ld_alpha": missing("the loss counts every token of an answer"),
+    "ld_alpha": missing_but(("None", "1", "1.0"), "the loss counts every token of an answer"),
     "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
                                         "end it"),
     **family("", "streaming dataset_streaming",
