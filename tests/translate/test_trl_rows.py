@@ -81,11 +81,21 @@ def test_all_of_a_conversation_has_a_loss_unless_the_assistant_s_alone_is_wanted
         assert data_of(path, *flags).get("loss_turns") == turns
 
 
-def test_a_column_text_is_plain_text_unless_there_is_a_prompt(path: Path) -> None:
+def test_a_column_text_is_plain_text_unless_there_is_a_prompt_or_messages(path: Path) -> None:
     write(path, {"text": "2 + 2 = 4"})
     assert data_of(path) == {"text": "text"}
-    write(path, {"text": "2 + 2 = 4", "prompt": "2 + 2?", "completion": "4"})
-    assert data_of(path) == {"chat_template": "plain"}
+    for flags in ((), ("--dataset_text_field", "text")):
+        write(path, {"text": "2 + 2 = 4", "prompt": "2 + 2?", "completion": "4"})
+        assert data_of(path, *flags) == {"chat_template": "plain"}
+        write(path, {"text": "2 + 2 = 4", "messages": [*TALK, *ANSWER]})
+        assert data_of(path, *flags) == {"loss_turns": "everything"}
+
+
+def test_a_text_field_that_rows_do_not_have_is_not_their_column(path: Path) -> None:
+    write(path, {"messages": [*TALK, *ANSWER]})
+    assert data_of(path, "--dataset_text_field", "text") == {"loss_turns": "everything"}
+    write(path, {"body": "2 + 2 = 4"})
+    assert data_of(path, "--dataset_text_field", "body") == {"text": "body"}
 
 
 def test_of_rows_that_are_not_at_hand_a_comment_says_what_depends_on_them(tmp_path: Path) -> None:

@@ -132,12 +132,12 @@ class RewardScaling(RolloutAlgorithm):
         return ShapedRewards(rewards, turns, state, taken, metrics)
 
     def _length_penalties(self, rewards: Floats, sequences: Sequences, written: Ragged) -> Floats:
-        output, turns = written.sums(), np.zeros(len(written))
-        for turn in policy_turns(sequences, written):
-            turns[turn.row] += 1
+        output = written.sums().astype(np.float64)
+        rows = np.array([turn.row for turn in policy_turns(sequences, written)], np.int64)
+        turns = np.bincount(rows, minlength=len(written))
         amounts: dict[Amount, Floats] = {
             "output_tokens": output,
             "input_tokens": written.lengths - output,
-            "turns": turns,
+            "turns": turns.astype(np.float64),
         }
         return relative_penalties(rewards, amounts, self.length_penalty, sequences.group)

@@ -101,9 +101,8 @@ def packable(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """The linear layers of a decoder layer that four bits hold, each with the module that has it
     and its name there: all but those whose weights that module reads itself (models/states.py).
     """
-    from postgrad.models.states import (
-        weights_read_by,
-    )  # only where weights are quantised, or counted
+    # Only where weights are quantised, or counted.
+    from postgrad.models.states import weights_read_by
 
     for module in list(layer.modules()):
         read = weights_read_by(type(module))

@@ -46,7 +46,9 @@ def save_model(
     except Exception as error:
         if isinstance(error, RunError) or not _is_disk_error(error):
             raise
-        raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
+        # whole_directory names `to` in an OSError; one of a tokenizer or safetensors names nothing
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(f"{to} cannot be written: {reason}; make room, or choose another") from error
 
 
 def _is_disk_error(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from postgrad.translate.rules import Options, flag
 from postgrad.translate.tables.trl import OWN_ROWS, UNZIPPED
 
 _OF_PROGRAMS = ("revision", "limit", "filter", "map", "eval_fraction")  # keys that programs say
+_BEFORE_TEXT = {"prompt", "messages", "conversations"}  # columns that TRL reads before a text's
 _PLAIN = "texts as they are, as there"
 _BEGUN = '; {{ bos_token }}{% include "plain" %} for a tokenizer that begins a text with that token'
 _UNKNOWN = 'where a prompt is a text and no list of messages, add chat_template = "plain", as there'
@@ -21,27 +22,23 @@ _UNKNOWN = 'where a prompt is a text and no list of messages, add chat_template 
 
 def rows(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     """[data]: where rows are, what their columns mean, and how long one may be."""
-    columns: dict[str, Any] = {}
-    text = options.take("dataset_text_field")
-    if draft.job == "rl":
-        columns = {"messages": "prompt", "answer": "solution"}
     mixed, path = options.tables("datasets"), options.take("dataset_name")
     if mixed:
         common.sources(draft, [_entry(dataset) for dataset in mixed])
         _comment(draft, "data", mixed)
     else:
         draft.put("data.path", path)
-    row = _first_row(draft)
-    if draft.job == "sft" and text:  # else columns are found by their names, as there
+    row, text = _first_row(draft), options.take("dataset_text_field")
+    if draft.job == "sft" and text and (row is None or _is_column_of_text(row, text)):
         draft.put("data.text", text, "the column of dataset_text_field, where rows are plain text")
     if draft.get("algorithm.type") == "sft":
         _loss_turns(draft, options, row)
     _as_text(draft, row)
-    if draft.job == "rl" and _is_text(row, "prompt"):
-        columns = {"prompt": "prompt", "answer": "solution"}
-    for key, value in columns.items():
+    if draft.job == "rl":
+        column = "prompt" if _is_text(row, "prompt") else "messages"
         comment = "TRL finds the columns itself: say here which they are"
-        draft.put(f"data.{key}", value, comment if key != "answer" else "")
+        draft.put(f"data.{column}", "prompt", comment)
+        draft.put("data.answer", "solution")
     if draft.has_images:
         draft.put("data.images", "images", 'TRL reads a column "images", or "image"')
     if bounded:
@@ -97,6 +94,11 @@ def _is_text(row: RowValues | None, column: str) -> bool:
     return row is not None and isinstance(row.get(column), str)
 
 
+def _is_column_of_text(row: RowValues, column: str) -> bool:
+    """Whether SFT there trains on this column as plain text."""
+    return _is_text(row, column) and _BEFORE_TEXT.isdisjoint(row)
+
+
 def _as_text(draft: Draft, row: RowValues | None) -> None:
     """The chat template of rows whose prompt is a text: TRL has none for them."""
     if draft.get("data.text") is not None or draft.get("algorithm.type") == "process_reward":
@@ -117,11 +119,13 @@ def _loss_turns(draft: Draft, options: Options, row: RowValues | None) -> None:
     """
     answers = flag(options.take("assistant_only_loss", False))
     completions = options.take("completion_only_loss")
-    if _is_text(row, "text") and "prompt" not in (row or {}):
-        draft.put("data.text", draft.get("data.text", "text"))
-    if answers or draft.get("data.text") is not None:
+    if draft.get("data.text") is not None:
         return
-    if row is not None and ("messages" in row or "conversations" in row):
+    if row is not None and _is_column_of_text(row, "text"):
+        draft.put("data.text", "text")
+    elif answers:
+        return
+    elif row is not None and ("messages" in row or "conversations" in row):
         draft.put("data.loss_turns", "everything", "TRL's default for messages")
     elif completions is not None and not flag(completions):
         draft.put("data.loss_turns", "everything", "completion_only_loss is false")
