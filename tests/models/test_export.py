@@ -184,9 +184,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    with pytest.raises(
-        RunError, match=r"model cannot be written: No space left on device; make room"
-    ):
+    with pytest.raises(RunError, match=r"cannot be written: .*No space left on device; make room"):
         export_hf(weights, base, to, dtype=torch.float32, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert directory_hash(to) == before

@@ -46,8 +46,9 @@ def save_model(
     except Exception as error:
         if isinstance(error, RunError) or not _is_disk_error(error):
             raise
-        # whole_directory names `to` in an OSError; one of a tokenizer or safetensors names nothing
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason: Exception = error
+        if isinstance(error, OSError) and error.strerror:
+            reason = OSError(error.errno, error.strerror)  # without the file: `to` is named
         raise RunError(f"{to} cannot be written: {reason}; make room, or choose another") from error
 
 
