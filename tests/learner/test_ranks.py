@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.halves import in_halves
-from helpers.rank_cases import MANY, Case, algorithm, distance, experience, learner, train
+from helpers.rank_cases import MANY, Case, algorithm, distance, experience, learner, other, train
 from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Experience
@@ -225,6 +225,30 @@ def test_a_metric_that_one_rank_alone_has_is_that_of_one_process(tmp_path: Path)
             del of["policy/computed_tokens"]  # a prompt is computed where it has answers
         for metrics_of_rank in several:
             assert metrics_of_rank[name] == pytest.approx(metrics, rel=1e-4, abs=1e-6), name
+
+
+def moving_reference(ranks: Ranks, folder: Path, stage: str) -> None:
+    """Writes where a reference's parts lie, and where while a pass has its weights gathered."""
+    case = Case(stage)
+    reference = other(case, learner(case, ranks), ranks)
+    before = {name: piece.sizes for name, piece in reference.pieces.items()}
+    for module in reference.backbone.sharding._modules:
+        module.unshard()
+    gathered = {name: tuple(p.shape) for name, p in reference.backbone.lm.named_parameters()}
+    during = {name: piece.sizes for name, piece in reference.pieces.items()}
+    assert gathered != before
+    (folder / f"{stage}-{ranks.rank}.json").write_text(json.dumps([before, during]))
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero3"])
+def test_a_checkpoint_written_during_a_pass_finds_the_parts_of_a_reference(
+    stage: str, tmp_path: Path
+) -> None:
+    run_ranks(2, moving_reference, tmp_path, stage)
+    for rank in range(2):
+        before, during = json.loads((tmp_path / f"{stage}-{rank}.json").read_text())
+        assert during == before
+        assert len(before) == 24
 
 
 def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:

@@ -43,13 +43,21 @@ class MovingReference(Policy):
         ema_decay: float,
         policy: Mapping[str, Tensor],
     ) -> None:
-        """policy: the float32 weights that it follows, by hub name, with which the moving average
-        starts. What the policy does not train is the same in both.
+        """backbone: divided over its ranks already. policy: the float32 weights that it follows, by
+        hub name, with which the moving average starts. What the policy does not train is the same
+        in both.
         """
         super().__init__(backbone, temperature)
         self._followed = frozenset(policy)
         self._refresh_steps = refresh_steps
         self._average = MovingAverage(policy, ema_decay) if ema_decay else None
+        # Where this rank's parts of the weights lie in the whole tensors, by name. Not looked up
+        # later: while a checkpoint is written, a pass may have gathered the weights.
+        self.pieces: Mapping[str, TensorPiece] = {
+            name: piece_of(name, parameter, backbone.ranks)
+            for name, parameter in backbone.lm.named_parameters()
+            if name in self._followed
+        }
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
         """Follows the policy after step `step`; both have to be divided over ranks alike."""
@@ -65,13 +73,6 @@ class MovingReference(Policy):
         """For a checkpoint: the moving average in float32, or the weights in their dtype."""
         weights = self._parameters() if self._average is None else self._average.weights
         return {"reference.weights": weights}
-
-    @property
-    def pieces(self) -> dict[str, TensorPiece]:
-        """Where this rank's parts of the weights lie in the whole tensors, by name."""
-        ranks = self.backbone.ranks
-        named = self.backbone.lm.named_parameters()
-        return {name: piece_of(name, p, ranks) for name, p in named if name in self._followed}
 
     def state_bytes(self) -> int:
         """Bytes of `tensors`; of parts that several ranks hold, only on the first of them."""
