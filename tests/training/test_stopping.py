@@ -1,6 +1,7 @@
 """Asked to stop: where nothing is lost, and the message says where that is."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
+from postgrad.evaluation.results import Result
 from postgrad.learner.learner import Learner
 from postgrad.observe.console import Console
 from postgrad.training import start
@@ -338,6 +340,24 @@ def test_early_stopping_ends_a_run_and_survives_a_resume(
     assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 2
     longer = resume(Path(recipe.run_dir), ["--checkpoint.early_stop", "4"], [], console)
     assert longer["steps"] == 4
+
+
+def test_an_evaluation_that_is_not_a_number_is_not_a_better_one(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those at the start and after step 1 are none, so there is nothing to beat; then 0.5, and two
+    more that are none.
+    """
+    values = iter([math.nan, math.nan, 0.5, math.nan, math.nan])
+
+    def by_metric(_: Result, shown: bool = False) -> dict[str, float]:
+        return {} if shown else {"eval/reward": next(values)}
+
+    monkeypatch.setattr(Result, "by_metric", by_metric)
+    summary = train(standing_still(make_recipe, "eval/reward"), console)
+    assert summary["steps"] == 4
+    best = summary["best"]
+    assert (best["value"], best["step"], best["waited"]) == (0.5, 2, 2)
 
 
 @pytest.mark.parametrize(

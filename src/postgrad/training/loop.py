@@ -216,14 +216,12 @@ def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Be
             f"checkpoint.best_metric = {metric!r} is not among this run's evaluation metrics: "
             f"{', '.join(metrics)}: name one of them with --checkpoint.best_metric"
         )
-    value = metrics[metric]
-    if math.isnan(value):
-        return state.best, False
-    before = _comparable(state.best, settings)
-    improved = before is None or (value > before.value if mode == "max" else value < before.value)
-    if improved:
+    value, before = metrics[metric], _comparable(state.best, settings)
+    if before is None:
+        first = not math.isnan(value)
+        return Best(metric, value, state.step, mode=mode) if first else state.best, first
+    if value > before.value if mode == "max" else value < before.value:  # NaN never is
         return Best(metric, value, state.step, mode=mode), True
-    assert before is not None
     return replace(before, waited=before.waited + 1), False
 
 

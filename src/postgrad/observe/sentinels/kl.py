@@ -11,7 +11,8 @@ STEP = "policy/kl_old"
 
 class KL(Sentinel):
     """Speaks while for `steps` steps in a row the policy's KL is over `reference` nats a token from
-    the reference, or the policy before the step over `step` nats a token from it.
+    the reference, or what its ratio is relative to (algorithm.old_logprobs) over `step` nats a
+    token from it.
     """
 
     reference: float = Field(default=1.0, gt=0.0)
@@ -33,7 +34,8 @@ class KL(Sentinel):
         if row < self.steps:
             return Look({"row": row})
         (value, limit), metric = limits[over[0]], over[0]
-        where = "itself before the step" if metric == STEP else "its reference"
+        start = "itself before the step, or the sampler (algorithm.old_logprobs)"
+        where = start if metric == STEP else "its reference"
         return Look(
             {"row": row},
             message=f"the policy drifts away from {where}: {metric} is {value:.3g} nats a token "
