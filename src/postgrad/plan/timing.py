@@ -265,12 +265,12 @@ def _readers(
     recipe: RLRecipe, geometry: BatchGeometry, roles: Sequence[PlannedRole]
 ) -> Iterator[str]:
     """The roles that compute logprobs or values of a step's samples before the update, once for
-    each pass over them.
+    each pass over them: for those of the policy see training.rl.
     """
-    needs = recipe.algorithm.needs()
-    several = needs.ratio and geometry.updates_per_step > 1 and not needs.sampled_is_old
+    needs, lora = recipe.algorithm.needs(), recipe.model.lora
+    dropout = lora is not None and lora.dropout > 0.0
     of_own = {
-        "policy": needs.old_logprobs or needs.old_entropy or several,
+        "policy": needs.reads_old(geometry.updates_per_step) or dropout or needs.old_entropy,
         "reference": needs.reference,
     }
     for role in roles:
