@@ -95,6 +95,13 @@ def test_with_dropout_a_plan_counts_the_pass_for_the_policys_logprobs() -> None:
     assert score(dropout=0.1, old_logprobs="sampled") == needed
 
 
+def test_a_plan_counts_a_pass_for_entropies_beside_that_for_logprobs() -> None:
+    alone = score(top_entropy_fraction=0.2)
+    assert alone == score(second_moment=0.04)
+    assert score(top_entropy_fraction=0.2, second_moment=0.04) == pytest.approx(2 * alone)
+    assert score(dropout=0.1, top_entropy_fraction=0.2) == pytest.approx(2 * alone)
+
+
 @pytest.mark.parametrize(
     ("kind", "prompt", "copies"),
     [

@@ -269,12 +269,9 @@ def _readers(
     """
     needs, lora = recipe.algorithm.needs(), recipe.model.lora
     dropout = lora is not None and lora.dropout > 0.0
-    of_own = {
-        "policy": needs.reads_old(geometry.updates_per_step) or dropout or needs.old_entropy,
-        "reference": needs.reference,
-    }
+    logprobs = needs.reads_old(geometry.updates_per_step) or dropout
+    of_own = {"policy": logprobs + needs.old_entropy, "reference": int(needs.reference)}
     for role in roles:
-        if of_own.get(role.name, not role.judges):
-            yield role.name
+        yield from [role.name] * of_own.get(role.name, int(not role.judges))
         if role.name == needs.self_graded:
             yield role.name
