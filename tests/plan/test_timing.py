@@ -73,6 +73,35 @@ def test_once_calibrated_with_one_run_others_are_estimated_within_a_quarter(
         assert factor * estimate(*size) == pytest.approx(seconds, rel=0.25), size
 
 
+def score(dropout: float = 0.0, **algorithm: Any) -> float:
+    """Seconds before the only update of a step."""
+    table = {
+        "job": "rl",
+        "model": {"init": INIT, "dtype": "float32", "lora": {"rank": 4, "dropout": dropout}},
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "batch": {"rollout_batch_size": 4, "n_samples_per_prompt": 4},
+        "rewards": [{"type": "gsm8k"}],
+        "algorithm": {"type": "grpo", **algorithm},
+        "rollout": {"max_new_tokens": 64},
+    }
+    return planned(table, RowLengths(PROMPT, 64, 1.0, "here")).step["score"]
+
+
+def test_with_dropout_a_plan_counts_the_pass_for_the_policys_logprobs() -> None:
+    """training.rl makes it in every step: once, whoever else needs it."""
+    assert score() == 0.0
+    needed = score(second_moment=0.04)
+    assert score(dropout=0.1) == score(dropout=0.1, second_moment=0.04) == needed > 0.0
+    assert score(dropout=0.1, old_logprobs="sampled") == needed
+
+
+def test_a_plan_counts_a_pass_for_entropies_beside_that_for_logprobs() -> None:
+    alone = score(top_entropy_fraction=0.2)
+    assert alone == score(second_moment=0.04)
+    assert score(top_entropy_fraction=0.2, second_moment=0.04) == pytest.approx(2 * alone)
+    assert score(dropout=0.1, top_entropy_fraction=0.2) == pytest.approx(2 * alone)
+
+
 @pytest.mark.parametrize(
     ("kind", "prompt", "copies"),
     [

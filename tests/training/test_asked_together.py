@@ -14,6 +14,7 @@ import pytest
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
+from postgrad.algorithms.online_dpo import OnlineDPO
 from postgrad.algorithms.ppo import PPO
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
@@ -44,20 +45,24 @@ class Recorded(Handle[Any]):
 class FakeRole:
     """Every call goes to `work` by its name."""
 
-    def __init__(self, name: str, work: Work) -> None:
+    def __init__(self, name: str, work: Work, *, has_dropout: bool = False) -> None:
+        self.has_dropout = has_dropout
         self.logprobs = lambda sequences: work(f"{name}.logprobs")
         self.grade = lambda batch, prompts: work(f"{name}.grade")
         self.scores = lambda sequences: work(f"{name}.scores")
         self.update = lambda update, algorithm: work(f"{name}.update")
 
 
-def job(work: Work, algorithm: RolloutAlgorithm, updates_per_step: int = 2) -> Any:
+def job(
+    work: Work, algorithm: RolloutAlgorithm, updates_per_step: int = 2, *, dropout: bool = False
+) -> Any:
     """An RL job with nothing but roles. Its two methods are called as `step` calls them."""
     needs = algorithm.needs()
     critic = FakeRole("critic", work) if needs.critic else None
     reference = FakeRole("reference", work) if needs.reference else None
     teacher = FakeRole("teacher", work) if needs.teacher else None
-    of_all: Any = FakeRole("policy", work), critic, reference, None, teacher
+    policy = FakeRole("policy", work, has_dropout=dropout)
+    of_all: Any = policy, critic, reference, None, teacher
     roles: Any = Roles(*of_all)
     run: Any = SimpleNamespace(
         geometry=SimpleNamespace(updates_per_step=updates_per_step),
@@ -93,7 +98,8 @@ def recorded(events: list[str]) -> Work:
 def test_logprobs_and_values_are_asked_before_any_is_waited_for(
     events: list[str], recorded: Work
 ) -> None:
-    columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH, [])
+    before, columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH, [])
+    assert before is COLUMN
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
     assert events == [*COLUMNS, *(f"wait for {name}" for name in COLUMNS)]
 
@@ -103,14 +109,29 @@ def test_what_the_algorithm_does_not_need_is_neither_asked_nor_waited_for(
 ) -> None:
     on_policy = GRPO(kl_coef=0.0)
     nothing = {"old": None, "ref": None, "values": None}
-    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH, []) == nothing
+    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH, []) == (None, nothing)
     assert events == []
-    assert job(recorded, on_policy)._columns(BATCH, []) == {**nothing, "old": COLUMN}
+    assert job(recorded, on_policy)._columns(BATCH, []) == (COLUMN, {**nothing, "old": COLUMN})
     assert events == ["policy.logprobs", "wait for policy.logprobs"]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "updates_per_step"),
+    [(GRPO(), 1), (GRPO(old_logprobs="sampled"), 2), (OnlineDPO(), 2)],
+    ids=["one update", "the sampler's are the old ones", "no ratio"],
+)
+def test_with_dropout_the_policy_is_asked_and_credit_gets_no_more_than_without(
+    algorithm: RolloutAlgorithm, updates_per_step: int, events: list[str], recorded: Work
+) -> None:
+    dropping = job(recorded, algorithm, updates_per_step, dropout=True)
+    before, columns = dropping._columns(BATCH, [])
+    assert before is COLUMN
+    assert columns["old"] is None
+    assert events[0] == "policy.logprobs"
+
+
 def test_a_teacher_is_asked_with_the_other_roles(events: list[str], recorded: Work) -> None:
-    columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH, [])
+    _, columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": None, "teacher": COLUMN}
     asked = ["policy.logprobs", "reference.logprobs", "teacher.grade"]
     assert events == [*asked, *(f"wait for {name}" for name in asked)]
@@ -157,7 +178,7 @@ def test_roles_whose_answers_come_later_compute_columns_at_the_same_time(
     threads: ThreadPoolExecutor,
 ) -> None:
     work = together(threads, 3, COLUMN)
-    columns = job(work, PPO(kl_coef=0.05))._columns(BATCH, [])
+    _, columns = job(work, PPO(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
 
 

@@ -41,9 +41,7 @@ class Needs:
     """What has to be computed for an algorithm before or beside its loss."""
 
     reference: bool = False  # logprobs of the reference
-    # Logprobs of the policy before the step, for credit. Where False, they are computed only for
-    # steps of several updates.
-    old_logprobs: bool = False
+    old_logprobs: bool = False  # of the policy before the step, for credit, also of one update
     # The loss takes the sampler's logprobs for those of the policy before the step.
     sampled_is_old: bool = False
     ratio: bool = True  # the loss reads logprobs of the policy before the step
@@ -62,6 +60,12 @@ class Needs:
     correct_at: float = 1.0
     own_answers: float = 0.0  # share of SFT's rows that the policy answers itself
     embedding_noise: float = 0.0  # alpha of the noise on embeddings in updates; 0: none
+
+    def reads_old(self, updates: int) -> bool:
+        """Whether credit gets the policy's logprobs before a step of so many updates. One update
+        begins with the policy itself: its old logprobs are the current ones.
+        """
+        return self.old_logprobs or (self.ratio and updates > 1 and not self.sampled_is_old)
 
     @property
     def loads_reference(self) -> bool:

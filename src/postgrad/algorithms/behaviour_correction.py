@@ -46,6 +46,9 @@ class BehaviourCorrection(RolloutAlgorithm):
     `off_policy_threshold` drops responses with A < 0 from which the policy has moved away: where
     the mean of logp_sampled - logp over their tokens, with the policy as it is in the update, is
     above it (DeepSeek-V3.2, arXiv:2512.02556).
+
+    In a step of one update with dropout all of them read the column "undropped_logprobs" for the
+    policy: what its masks drop is no distance from the sampler.
     """
 
     correction: Correction = "off"
@@ -144,6 +147,7 @@ class BehaviourCorrection(RolloutAlgorithm):
         """
         weight = inputs.token_weight
         before = inputs.logprobs.detach() if self.old_logprobs == "sampled" else old
+        before = inputs.columns.get("undropped_logprobs", before)
         log_ratio = before - inputs.columns["sampled_logprobs"]
         low, high = self.bounds
         importance = losses.bounded_exp(log_ratio)
@@ -199,6 +203,7 @@ class BehaviourCorrection(RolloutAlgorithm):
     @staticmethod
     def _near(inputs: LossInputs, threshold: float) -> Tensor:
         """[E] False in responses that are dropped as too far from the policy."""
-        away = inputs.columns["sampled_logprobs"] - inputs.logprobs.detach()
+        now = inputs.columns.get("undropped_logprobs", inputs.logprobs.detach())
+        away = inputs.columns["sampled_logprobs"] - now
         mean = losses.sequence_means(away, inputs.sequence, inputs.n_sequences)
         return (inputs.columns["advantages"] >= 0) | (mean <= threshold)

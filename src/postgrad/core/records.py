@@ -374,7 +374,8 @@ class Experience:
 
     sequences: Sequences
     # float32 [N] each, over sequences.tokens. Only what the algorithm needs: "sampled_logprobs",
-    # "old_logprobs", "ref_logprobs" (nats), "values", "advantages", "returns" (units of reward).
+    # "old_logprobs", "undropped_logprobs", "ref_logprobs" (nats), "values", "advantages", "returns"
+    # (units of reward).
     columns: Mapping[str, Ragged]
     # [S] False for sequences that cannot move any weight: they are not computed, and are counted in
     # every denominator all the same.

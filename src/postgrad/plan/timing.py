@@ -265,16 +265,13 @@ def _readers(
     recipe: RLRecipe, geometry: BatchGeometry, roles: Sequence[PlannedRole]
 ) -> Iterator[str]:
     """The roles that compute logprobs or values of a step's samples before the update, once for
-    each pass over them.
+    each pass over them: for those of the policy see training.rl.
     """
-    needs = recipe.algorithm.needs()
-    several = needs.ratio and geometry.updates_per_step > 1 and not needs.sampled_is_old
-    of_own = {
-        "policy": needs.old_logprobs or needs.old_entropy or several,
-        "reference": needs.reference,
-    }
+    needs, lora = recipe.algorithm.needs(), recipe.model.lora
+    dropout = lora is not None and lora.dropout > 0.0
+    logprobs = needs.reads_old(geometry.updates_per_step) or dropout
+    of_own = {"policy": logprobs + needs.old_entropy, "reference": int(needs.reference)}
     for role in roles:
-        if of_own.get(role.name, not role.judges):
-            yield role.name
+        yield from [role.name] * of_own.get(role.name, int(not role.judges))
         if role.name == needs.self_graded:
             yield role.name

@@ -111,17 +111,17 @@ class RLJob:
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
                 batch = replayed(batch, parts.recipe.rollout, parts.roles.policy, run.geometry)
-                columns = self._columns(batch, [group.prompt for group in sampled.groups])
+                before, columns = self._columns(batch, [group.prompt for group in sampled.groups])
             with run.clock.timed("train/credit"):
                 credit = parts.algorithm.credit(batch, state=state.algorithm, **columns)
             with run.clock.timed("train/update"):
-                cut = self._cut(credit.experience, state.step)
+                cut = self._cut(self._experience(credit, before), state.step)
                 results = self._update(cut, state)
             run.trim()  # what the update took, before the engine takes its own
         number = state.step + 1
-        learned = learner_logprobs(credit, columns["old"], results["policy"])
+        learned = learner_logprobs(credit, before, results["policy"])
         compared = compared_logprobs(
-            batch, credit, columns["old"], learned, results["policy"], parts.recipe.rollout,
+            batch, credit, before, learned, results["policy"], parts.recipe.rollout,
             step=state.step, dropout=parts.roles.policy.has_dropout,
         )  # fmt: skip
         paused, spent = self._pause()
@@ -215,16 +215,20 @@ class RLJob:
         lines = step_samples(groups, reasons, step, decode, batch, credit, learned, kept)
         self._run.logs.samples(lines)
 
-    def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """By parameter of `credit` what it needs: logprobs of the policy before the step, of
-        reference and teachers, the critic's values, and the policy's entropies. prompts: by group.
+    def _columns(
+        self, batch: RolloutBatch, prompts: Sequence[Prompt]
+    ) -> tuple[Ragged | None, dict[str, Any]]:
+        """The policy's logprobs before the step, where a pass computes them; and by parameter of
+        `credit` what it needs: these, logprobs of reference and teachers, the critic's values, and
+        the policy's entropies. prompts: by group.
 
-        A step of one update begins with the policy itself: its old logprobs are the current ones.
+        With dropout there is always a pass: an update's logprobs differ from the sampler's by what
+        it drops, too. Where credit needs none, the loss takes the update's own, so its ratio is 1.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
-        several_updates = needs.ratio and self._run.geometry.updates_per_step > 1
+        reads_old = needs.reads_old(self._run.geometry.updates_per_step)
         asked: dict[str, Handle[Ragged] | Graded] = {}  # all are asked before any is waited for
-        if needs.old_logprobs or (several_updates and not needs.sampled_is_old):
+        if reads_old or roles.policy.has_dropout:
             asked["old"] = roles.policy.logprobs(batch.sequences)
         if roles.reference is not None and needs.reference:
             asked["ref"] = roles.reference.logprobs(batch.sequences)
@@ -235,7 +239,22 @@ class RLJob:
         if needs.old_entropy:
             asked["entropy"] = roles.policy.entropies(batch.sequences)
         of_all = dict.fromkeys(("old", "ref", "values"))  # parameters of every algorithm's credit
-        return {**of_all, **{name: handle.result() for name, handle in asked.items()}}
+        columns: dict[str, Any] = {**of_all, **{n: handle.result() for n, handle in asked.items()}}
+        before = columns["old"]
+        return before, columns if reads_old else {**columns, "old": None}
+
+    def _experience(self, credit: Credit, before: Ragged | None) -> Experience:
+        """What a step trains on. before: the policy's logprobs before it, or None.
+
+        In a step of one update with dropout a loss that compares policy and sampler reads them, as
+        "undropped_logprobs": in those of the update the noise of its masks would count as distance.
+        """
+        experience, single = credit.experience, self._run.geometry.updates_per_step == 1
+        compares = "sampled_logprobs" in experience.columns
+        if before is None or not (single and compares and self._parts.roles.policy.has_dropout):
+            return experience
+        undropped = {"undropped_logprobs": before.take(credit.rows)}
+        return replace(experience, columns={**experience.columns, **undropped})
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
         """Cuts the experience into the step's updates. Where samples were dropped, an event says

@@ -83,7 +83,7 @@ def mask_sizes(batch: RolloutBatch) -> dict[str, float]:
 def compared_logprobs(
     batch: RolloutBatch,
     credit: Credit,
-    old: Ragged | None,
+    before: Ragged | None,
     learned: NDArray[np.float32],
     results: Sequence[UpdateResult],
     sampling: RolloutSettings,
@@ -91,7 +91,7 @@ def compared_logprobs(
     step: int,
     dropout: bool,
 ) -> dict[str, float]:
-    """For sentinels: the policy's first update against old logprobs that were computed apart, and
+    """For sentinels: the policy's first update against logprobs `before` it, computed apart, and
     the learner against the sampler, on the tokens that the learner computed: those of the policy's
     own weights apart from those of older ones, whose logprobs differ by right, together and by age.
     step: the number of steps before this one, which is the version of the policy's weights.
@@ -102,7 +102,7 @@ def compared_logprobs(
     """
     mask = credit.experience.sequences.loss_mask.values
     metrics: dict[str, float] = {}
-    if old is not None and results and not dropout:
+    if before is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
     filtered = sampling.model_dump(include=FILTERS, exclude_defaults=True)
     if filtered and not sampling.keep_sampling_mask:
@@ -177,12 +177,14 @@ def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
 
 
 def learner_logprobs(
-    credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
+    credit: Credit, before: Ragged | None, results: Sequence[UpdateResult]
 ) -> NDArray[np.float32]:
-    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown."""
-    if old is not None:
-        return old.take(credit.rows).values
-    if results:  # without `old` the step is one update, computed before its weights moved
+    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown.
+    before: those that a pass computed, without dropout.
+    """
+    if before is not None:
+        return before.take(credit.rows).values
+    if results:  # the first update was computed before any weights moved
         return results[0].outputs
     return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
 
