@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.disk import Killed, full, went_well
+from helpers.sharded_saves import OnProcesses
 from postgrad.checkpoint import files
 from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
@@ -147,6 +148,35 @@ def test_a_full_disk_leaves_no_half_of_a_checkpoint(
     with pytest.raises(SaveFailed, match="the disk is full; older checkpoints are kept"):
         store.save(make_state(2), make_tensors(2))
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_part_that_a_stale_listing_does_not_show_is_in_the_manifest(
+    tmp_path: Path, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system shows for a while what a folder held before another machine wrote."""
+    store = CheckpointStore(tmp_path, CheckpointSettings())
+    parts = OnProcesses({"weight": torch.arange(12.0).reshape(4, 3)}, 2)
+    list_now = Path.iterdir
+
+    def listed(folder: Path) -> list[Path]:
+        return [path for path in list_now(folder) if "rank-0001" not in path.name]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", listed)
+        store.save(make_state(1), {"policy.weights": parts})
+    read = store.load().tensors("policy.weights")
+    assert torch.equal(read["weight"], torch.arange(12.0).reshape(4, 3))
+
+
+def test_a_part_that_is_not_there_is_a_save_that_failed(
+    tmp_path: Path, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, CheckpointSettings())
+    parts = OnProcesses({"weight": torch.zeros(4, 3)}, 2)
+    monkeypatch.setattr(parts, "write", lambda folder, stem: [f"{stem}.rank-0000-of-0002"])
+    with pytest.raises(SaveFailed, match=r"step 1 .*rank-0000-of-0002"):
+        store.save(make_state(1), {"policy.weights": parts})
+    assert store.steps() == []
 
 
 def test_what_a_killed_save_left_counts_as_room(

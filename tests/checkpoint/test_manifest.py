@@ -11,7 +11,7 @@ from postgrad.checkpoint.manifest import Damaged, manifest_of, read_manifest, ve
 
 def written(folder: Path, **changes: Any) -> Path:
     (folder / "a.bin").write_bytes(b"abc")
-    data = manifest_of(folder, 5).to_json()
+    data = manifest_of(folder, 5, ["a.bin"]).to_json()
     (folder / "manifest.json").write_text(json.dumps({**data, **changes}), "utf-8")
     return folder
 

@@ -313,7 +313,7 @@ def reseal(path: Path, state: str) -> None:
     """Another state.json under a manifest that agrees with it."""
     (path / "state.json").write_text(state, "utf-8")
     (path / "manifest.json").unlink()
-    sealed = manifest_of(path, 1).to_json()
+    sealed = manifest_of(path, 1, [file.name for file in path.iterdir()]).to_json()
     (path / "manifest.json").write_text(json.dumps(sealed), "utf-8")
 
 

@@ -40,7 +40,7 @@ class OnProcesses(Divided):
     def copied(self) -> "OnProcesses":
         return self
 
-    def write(self, folder: Path, stem: str) -> None:
+    def write(self, folder: Path, stem: str) -> list[str]:
         """Raises what the group of a run raises: OSError for a disk, RunError for a rank."""
         forks = [self._fork(rank, folder, stem) for rank in range(self._ranks)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
@@ -49,6 +49,7 @@ class OnProcesses(Divided):
                 raise RunError(f"rank {rank} died: was it killed, or out of memory?")
         if any(codes):
             raise OSError(max(codes), os.strerror(max(codes)))
+        return [part_name(stem, rank, self._ranks) for rank in range(self._ranks)]
 
     def _fork(self, rank: int, folder: Path, stem: str) -> int:
         fork = os.fork()

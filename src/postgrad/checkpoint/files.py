@@ -46,24 +46,27 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
     Raises OSError where the disk does not take it, RunError for a state that is not JSON.
     """
     folder.mkdir()
+    names = [STATE]
     for stem, named in tensors.items():
         path = folder / f"{stem}.safetensors"
         try:
             if isinstance(named, Divided):
-                named.write(folder, stem)
+                names += named.write(folder, stem)
                 continue
             save_file({name: t.detach().contiguous() for name, t in named.items()}, path)
         except SafetensorError as error:
             raise disk_error(error) from error
         sync_file(path)
+        names.append(path.name)
     if state.pending:
         (folder / PENDING).write_bytes(save(dict(state.pending)))
         sync_file(folder / PENDING)
+        names.append(PENDING)
     try:
         write_json(folder / STATE, state.to_json())
     except (TypeError, ValueError) as error:
         raise RunError(f"the state of step {state.step} cannot be saved: {error}") from error
-    write_json(folder / MANIFEST, manifest_of(folder, state.step).to_json())
+    write_json(folder / MANIFEST, manifest_of(folder, state.step, names).to_json())
 
 
 def commit(written: Path, step: int) -> Path:

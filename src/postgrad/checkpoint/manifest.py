@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -51,9 +51,13 @@ class Manifest:
         }
 
 
-def manifest_of(directory: Path, step: int) -> Manifest:
-    """The manifest of the files that lie in a directory now."""
-    files = {path.name: entry_of(path) for path in sorted(directory.iterdir())}
+def manifest_of(directory: Path, step: int, names: Iterable[str]) -> Manifest:
+    """The manifest of the named files of a directory. OSError where one cannot be read.
+
+    The directory is not listed: where another machine has just written a file into it, a network
+    file system may show an older list.
+    """
+    files = {name: entry_of(directory / name) for name in sorted(names)}
     return Manifest(step, files, versions(PACKAGES))
 
 

@@ -48,8 +48,10 @@ class Divided(Mapping[str, Tensor], ABC):
         """A snapshot on the ranks' CPUs, which later steps do not change."""
 
     @abstractmethod
-    def write(self, folder: Path, stem: str) -> None:
-        """Writes the files of `stem`, synced, into a folder that all ranks reach."""
+    def write(self, folder: Path, stem: str) -> list[str]:
+        """Writes the files of `stem`, synced, into a folder that all ranks reach; returns the names
+        of all ranks' files.
+        """
 
 
 def part_name(stem: str, rank: int, ranks: int) -> str:

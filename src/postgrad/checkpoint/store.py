@@ -120,10 +120,10 @@ class CheckpointStore:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already where it was renamed
         except OSError as error:
-            failure = NoRoom if is_full(error) else SaveFailed
+            failure, remedy = (NoRoom, "; make room") if is_full(error) else (SaveFailed, "")
             raise failure(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
-                f"{_reason(error)}; older checkpoints are kept; make room"
+                f"{_reason(error)}; older checkpoints are kept{remedy}"
             ) from error
         self.tidy(state, best=best)
         return final

@@ -174,7 +174,7 @@ class _OnRanks(Divided):
         names, size = self._names, self._size
         return _OnRanks(self._group, self._role, self._stem, names, size, kept=True)
 
-    def write(self, folder: Path, stem: str) -> None:
+    def write(self, folder: Path, stem: str) -> list[str]:
         assert stem == self._stem
         to = str(folder.absolute())
-        self._group.aside("write", self._role, to, stem, self._kept).result()
+        return self._group.aside("write", self._role, to, stem, self._kept).result()

@@ -172,8 +172,10 @@ class RankWorker:
             name: part.detach().to("cpu", copy=True) for name, part in named.items()
         }
 
-    def write(self, role: str, folder: str, stem: str, kept: bool) -> None:
-        """Writes what was kept, or else what is there now. Raises OSError."""
+    def write(self, role: str, folder: str, stem: str, kept: bool) -> list[str]:
+        """Writes what was kept, or else what is there now; returns the names of all ranks' files.
+        Raises OSError.
+        """
         ranks = self._ranks
         named = self._kept.pop(stem) if kept else self._fleet.roles[role].tensors()[stem]
         pieces = {name: self._piece(role, name) for name in named}
@@ -184,13 +186,16 @@ class RankWorker:
                     for name, part in named.items()
                     if pieces[name].first
                 }
-                write_part(Path(folder) / part_name(stem, ranks.rank, ranks.size), parts)
-            elif ranks.rank == 0:
-                path = Path(folder) / f"{stem}.safetensors"
+                names = [part_name(stem, rank, ranks.size) for rank in range(ranks.size)]
+                write_part(Path(folder) / names[ranks.rank], parts)
+                return names
+            path = Path(folder) / f"{stem}.safetensors"
+            if ranks.rank == 0:
                 save_file({name: t.detach().cpu().contiguous() for name, t in named.items()}, path)
                 sync_file(path)
         except SafetensorError as error:
             raise disk_error(error) from error
+        return [path.name]
 
     def _piece(self, role: str, name: str) -> TensorPiece:
         """Of a weight, or of a moment that is called after it."""
