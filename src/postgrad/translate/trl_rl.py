@@ -210,6 +210,7 @@ def _of_groups(draft: Draft, options: Options) -> None:
     loss = str(options.take("loss_type", ""))
     level = options.take("importance_sampling_level", "token")
     name, aggregation = _type(draft, options, loss)
+    _of_other_losses(draft, options, name)
     deviation(draft, options)
     _aggregated(draft, name, aggregation)
     if loss == "luspo":
@@ -225,6 +226,21 @@ def _of_groups(draft: Draft, options: Options) -> None:
         clip(draft, options)
     if name == "gspo" and draft.get("algorithm.kl_corrected"):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
+
+
+_CLIPPED = ("grpo", "dr_grpo", "gspo", "gdpo")
+_READ_BY = {  # option -> types whose loss reads it there
+    "delta": _CLIPPED,
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), ("sapo",)),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+                    ("vespo",)),
+}  # fmt: skip
+
+
+def _of_other_losses(draft: Draft, options: Options, name: str) -> None:
+    for option, types in _READ_BY.items():
+        if name not in types and options.states(option):
+            draft.skip(option, options.take(option), "the loss does not read it, as there")
 
 
 _OF_GRPO_LOSS = (  # options of GRPOConfig that GMPOTrainer's loss does not read
