@@ -108,6 +108,8 @@ OF_TRAINER: dict[str, dict[str, tuple[Any, ...]]] = {
         "reward_clip_range": ((-0.3, 0.3), (0.0, 0.5)),
     },
 }  # fmt: skip
+# Steps in proportion to gradients: with them a factor on the loss shows, which Adam hides.
+IN_PROPORTION = {"adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0}
 # How a recipe says beside a setting that the source counts another way.
 BESIDE = (
     "of each token's ratio; there of", "of all samples here", "masked responses leave the mean",
@@ -203,12 +205,16 @@ def draw(seed: int, models: dict[str, str], folder: Path) -> str:
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4,
         "max_completion_length": 8, "shuffle_dataset": False, "logging_strategy": "no",
     })  # fmt: skip
+    if rng.random() < 0.5:
+        options |= IN_PROPORTION
     for _ in range(rng.randint(0, MOST_OPTIONS)):
         values = OF_TRAINER[trainer] if rng.random() < 0.7 else SHARED
         name = rng.choice(tuple(values))
         options[name] = rng.choice(values[name])
         if name == "num_train_epochs":
             options.pop("max_steps", None)
+        if name == "sync_ref_model":  # TRL refuses it without a reference
+            options.setdefault("beta", 0.04)
         if name == "reward_weights":
             options[name] = [1.0, options[name]][-len(functions) :]
     stated = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -277,7 +283,8 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
             apart = f"{share:.2g} of {moved:.2g}"
     if not apart:
         return "same"
-    if differs(translation):
+    if reasons := differs(translation):
+        print(f"# seed {seed}, told: {apart}: {'; '.join(reasons)}", flush=True)
         return "told"
     print(f"# seed {seed}: {apart}\n{text}\n{translation.text}\n", flush=True)
     return "different"
