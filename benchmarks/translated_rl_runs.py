@@ -63,7 +63,7 @@ SHARED: dict[str, tuple[Any, ...]] = {
     **{
         name: values
         for name, values in COMMON.items()
-        if name not in (*LOOP, "num_train_epochs", "max_steps", "max_length", "dataloader_drop_last")
+        if name not in (*LOOP, "max_steps", "max_length", "dataloader_drop_last")
     },
     "num_train_epochs": (1, 0.5),
     "max_completion_length": (4, 16),
@@ -113,8 +113,10 @@ IN_PROPORTION = {"adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0
 # How a recipe says beside a setting that the source counts another way.
 BESIDE = (
     "of each token's ratio; there of", "of all samples here", "masked responses leave the mean",
-    "a mean over tokens there", "rounded down here", "by each token's ratio",
-    "does not divide a step",
+    "the other responses are spread", "no update of a step without others", "by each token's ratio",
+    "a mean over tokens there", "a mean over an update's tokens", "rounded down here",
+    "does not divide a step", "is no number of steps", "there of the update before",
+    "without vLLM they do not there", "there each with its own mean",
 )  # fmt: skip
 # Functions of reward in TRL's form, and the same as a recipe takes them.
 FUNCTIONS = ("vowels", "shortness")
@@ -148,23 +150,16 @@ class Recorded:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        steps: dict[int, list[dict[str, Any]]] = {}
-        for line in (run_dir / "samples.jsonl").read_text("utf-8").splitlines():
-            sample = json.loads(line)
-            steps.setdefault(sample["step"], []).append(sample)
-        self.left = [
-            sorted(steps[step], key=lambda sample: (sample["ticket"], sample["sample"]))
-            for step in sorted(steps)
-        ]
+        lines = (run_dir / "samples.jsonl").read_text("utf-8").splitlines()
+        samples = [json.loads(line) for line in lines]
+        self.left = sorted(samples, key=lambda s: (s["step"], s["ticket"], s["sample"]))
 
     def take(self, prompts: list[list[int]]) -> list[list[int]]:
-        """The completions of the next step. Raises Unlike where it has other prompts."""
-        if not self.left:
-            raise Unlike("TRL samples after the run's last step")
-        samples = self.left.pop(0)
+        """The next completions. Raises Unlike where they are of other prompts."""
+        samples, self.left = self.left[: len(prompts)], self.left[len(prompts) :]
         recorded = [sample["prompt_token_ids"] for sample in samples]
         if recorded != [list(ids) for ids in prompts]:
-            raise Unlike(f"other prompts: {recorded[:3]} here, {prompts[:3]} there")
+            raise Unlike(f"{len(prompts)} prompts there, of which {len(recorded)} or others here")
         return [sample["turns"][0]["token_ids"] for sample in samples]
 
 
@@ -186,10 +181,12 @@ def write_rows(chat: bool, rng: random.Random, path: Path) -> None:
 def drawn_loop(rng: random.Random, options: dict[str, Any]) -> dict[str, Any]:
     """Sizes of which a generation holds whole groups, as TRL demands."""
     while True:
-        chosen = {**options, **{name: rng.choice(LOOP[name]) for name in LOOP if rng.random() < 0.4}}
-        steps = chosen.get("steps_per_generation", chosen["gradient_accumulation_steps"])
+        drawn = {name: rng.choice(LOOP[name]) for name in LOOP if rng.random() < 0.4}
+        chosen = options | drawn
+        accumulation = chosen["gradient_accumulation_steps"]
+        steps = chosen.get("steps_per_generation", accumulation)
         if chosen["per_device_train_batch_size"] * steps % chosen["num_generations"] == 0:
-            updates = steps * chosen.get("num_iterations", 1) / chosen["gradient_accumulation_steps"]
+            updates = steps * chosen.get("num_iterations", 1) / accumulation
             if updates == int(updates) or updates < 1 or rng.random() < 0.1:
                 chosen["max_steps"] = max(1, int(updates)) * rng.randint(2, 3)
                 return chosen
@@ -278,7 +275,7 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
         start = AutoModelForCausalLM.from_pretrained(models["base"], dtype=torch.float32)
         share, moved = difference(ours, theirs, start.state_dict())
         if recorded.left:
-            apart = f"{len(recorded.left)} steps more than there"
+            apart = f"{len(recorded.left)} samples more than there"
         elif share > LIMIT:
             apart = f"{share:.2g} of {moved:.2g}"
     if not apart:
