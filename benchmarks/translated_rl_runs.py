@@ -66,6 +66,7 @@ SHARED: dict[str, tuple[Any, ...]] = {
         if name not in (*LOOP, "max_steps", "max_length", "dataloader_drop_last")
     },
     "num_train_epochs": (1, 0.5),
+    "warmup_steps": (1, 0.3),  # a longer one is cut to the run here, which warns
     "max_completion_length": (4, 16),
     "temperature": (0.7, 1.3),
     "top_k": (5,),
@@ -204,6 +205,8 @@ def draw(seed: int, models: dict[str, str], folder: Path) -> str:
     })  # fmt: skip
     if rng.random() < 0.5:
         options |= IN_PROPORTION
+    if trainer == "GRPO" and rng.random() < 0.5:
+        options["loss_type"] = "grpo"  # the means of the default are others there
     for _ in range(rng.randint(0, MOST_OPTIONS)):
         values = OF_TRAINER[trainer] if rng.random() < 0.7 else SHARED
         name = rng.choice(tuple(values))
