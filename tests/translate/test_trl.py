@@ -274,7 +274,11 @@ def test_means_that_differ_from_the_loss_s_are_told(loss: str, is_noted: bool) -
     assert translation.recipe["algorithm"]["entropy_coef"] == 0.01
     comments = translation.draft.comments
     assert (("algorithm", "entropy_coef") in comments) is is_noted
-    assert (("algorithm", "mask_truncated_completions") in comments) is is_noted
+    masked = comments["algorithm", "mask_truncated_completions"]
+    assert (masked == "masked responses leave the mean here, and count in it there") is is_noted
+    assert (masked == "no update of a step without others; there one without a gradient") is (
+        not is_noted
+    )
 
 
 def test_label_smoothing_is_of_the_losses_that_read_it() -> None:

@@ -17,6 +17,7 @@ from postgrad.translate import (
     learning,
     mixtures,
     places,
+    trl_advantages,
     trl_engines,
     trl_graded,
     trl_losses,
@@ -103,8 +104,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     apply(RULES, options, draft)
     if program not in BALANCED:
         mixtures.balanced(draft)
-    if program in ("grpo", "gmpo", "sdpo"):
-        trl_rl.means(draft, options, program)
+    if program in ("grpo", "gmpo", "sdpo", "rloo"):
+        trl_advantages.means(draft, options, program)
     common.sampled_as_trained(draft)
     return draft
 

@@ -52,9 +52,13 @@ def engines(draft: Draft, options: Options, source: SourceCommand, program: str)
     regex = options.take("vllm_structured_outputs_regex")
     regex = regex or options.take("vllm_guided_decoding_regex")  # its name before
     draft.put("rollout.regex", regex and str(regex), "needs the extra grammar")
+    _vllm_correction(draft, options, program, filtered=bool(regex) or filters(options))
+
+
+def filters(options: Options) -> bool:
+    """Whether samples leave out tokens of low probability."""
     top_p, top_k, min_p = (decimal(options.stated.get(name) or 0.0) for name in _FILTERS)
-    filters = 0.0 < top_p < 1.0 or top_k > 0.0 or min_p > 0.0
-    _vllm_correction(draft, options, program, filtered=bool(regex) or filters)
+    return 0.0 < top_p < 1.0 or top_k > 0.0 or min_p > 0.0
 
 
 def _vllm_correction(draft: Draft, options: Options, program: str, *, filtered: bool) -> None:

@@ -7,7 +7,7 @@ from postgrad.translate import common
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import LOSSES
-from postgrad.translate.trl_rl import clip, deviation
+from postgrad.translate.trl_advantages import clip, deviation
 
 _OF_POLICY = ("loss_type", "importance_sampling_level", "scale_rewards", "epsilon", "epsilon_high")
 _OF_AVERAGE = ("teacher_update_rate", "teacher_sync_steps")

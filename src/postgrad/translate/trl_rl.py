@@ -1,15 +1,15 @@
-"""GRPO and its relatives, RLOO, PPO and online DPO of TRL: batches, advantages, rewards."""
+"""GRPO and its relatives, RLOO, PPO and online DPO of TRL: batches, the KL, rewards."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
-from postgrad.translate import common, trl_engines
+from postgrad.translate import common, trl_advantages, trl_engines
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.trl import FUNCTIONS, LOSSES, MADE_FROM
+from postgrad.translate.tables.trl import FUNCTIONS, MADE_FROM
 
-_BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 # Tokens of a prompt, which TRL no longer bounds.
+_UNFOLLOWED = ("sdpo", "sdft", "async_grpo")  # without a KL
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 
@@ -31,6 +31,7 @@ def answers(
     _policy_kl(draft, options, program)
     if program == "ppo":
         _ppo_batch(draft, options, devices)
+        followed(draft, options)
         draft.put("reward_model.model.path", options.take("reward_model_path"))
         named = options.take("model_name_or_path")  # there of the tokenizer
         draft.put("model.path", options.take("sft_model_path", named), "sft_model_path")
@@ -38,10 +39,12 @@ def answers(
         _unfinished(draft, options)
         return
     _generation_batch(draft, options, devices)
+    if program not in _UNFOLLOWED:
+        followed(draft, options)
     if program == "async_grpo":
         trl_engines.samples_ahead(draft, options)
     if draft.get("algorithm.type") != "on_policy_distillation":
-        _advantages(draft, options, program)
+        trl_advantages.advantages(draft, options, program)
     _rewards(draft, options, functions)
 
 
@@ -90,7 +93,8 @@ def _sampled_pairs(draft: Draft, options: Options, devices: int, functions: Sequ
 
 def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
     """A generation is steps_per_generation micro-batches of completions on every device, and each
-    gradient_accumulation_steps of them are an update.
+    gradient_accumulation_steps of them are an update. Where several generations are one update,
+    nothing is learnt between them: they are a step.
     """
     micro = options.number("per_device_train_batch_size")
     accumulation = options.number("gradient_accumulation_steps")
@@ -99,16 +103,18 @@ def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
     per_generation = options.number("steps_per_generation", accumulation)
     step = stated or micro * devices * per_generation
     update = micro * devices * accumulation
-    prompts = max(1, step // samples)
-    draft.put(
-        "batch.rollout_batch_size",
-        prompts,
-        f"prompts: {step} completions of a generation / {samples} a prompt",
-    )
+    comment = f"prompts: {step} completions of a generation / {samples} a prompt"
     if step % samples:
         draft.notes.append(
             f"{step} completions do not divide into groups of {samples}: TRL refuses that"
         )
+    elif update > step and update % (step * n) == 0:
+        comment = (
+            f"prompts: {update // n // step} generations of {step} completions are an update / "
+            f"{samples} a prompt; there each with its own mean over tokens and deviation of a batch"
+        )
+        step, update, n = update // n, update // n, 1  # the same completions again add nothing
+    draft.put("batch.rollout_batch_size", max(1, step // samples), comment)
     draft.put("batch.n_samples_per_prompt", samples)
     draft.put("batch.epochs_per_rollout", n)
     size = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"
@@ -137,7 +143,7 @@ def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
 def _policy_kl(draft: Draft, options: Options, program: str) -> None:
     name = "kl_coef" if program == "ppo" else "beta"
     coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
-    if program in ("sdpo", "sdft", "async_grpo"):  # the first has a beta, and reads it nowhere
+    if program in _UNFOLLOWED:  # the first has a beta, and reads it nowhere
         return
     draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
     corrected = program != "gmpo" and flag(options.take("use_bias_correction_kl", False))
@@ -151,185 +157,22 @@ def _policy_kl(draft: Draft, options: Options, program: str) -> None:
         clip = decimal(options.take("cliprange"))
         draft.put("algorithm.clip_low", clip)
         draft.put("algorithm.clip_high", clip)
-    followed(draft, options)
 
 
 def followed(draft: Draft, options: Options) -> None:
-    """A reference that moves towards the policy (TR-DPO)."""
+    """A reference that moves towards the policy (TR-DPO). To be called when [batch] is known: there
+    it moves after so many updates, and here after steps.
+    """
     if flag(options.take("sync_ref_model", False)):
         every = options.number("ref_model_sync_steps", 512)
         share = decimal(options.take("ref_model_mixup_alpha", 0.6))
-        draft.put("reference.refresh_steps", every)
+        _, updates = common.per_step(draft)
+        copied = share == 1.0 and updates % every == 0  # the last copy of a step is what is read
+        comment = f"{every} updates there, of {updates} a step" if updates > 1 else ""
+        if every % updates and not copied:
+            comment += ", which is no number of steps"
+        draft.put("reference.refresh_steps", max(1, round(every / updates)), comment)
         draft.put("reference.ema_decay", round(1.0 - share, 9) or None, "1 - the alpha there")
-
-
-def _advantages(draft: Draft, options: Options, program: str) -> None:
-    if program == "gmpo":
-        _geometric(draft, options)
-    elif program == "async_grpo":
-        _ahead(draft, options)
-    elif program == "grpo":
-        _of_groups(draft, options)
-    else:
-        if flag(options.take("normalize_advantages", False)):
-            draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
-        draft.put("algorithm.constant_length", 1, "a response's logprobs are summed, as there")
-        of_response = "of each token's ratio; there of the response's, the product over its tokens"
-        clip(draft, options, of_response)
-    if bounds := options.numbers("reward_clip_range"):
-        draft.put("algorithm.reward_clip", bounds)
-
-
-def clip(draft: Draft, options: Options, comment: str = "") -> None:
-    """The bounds of a ratio."""
-    low, high = options.take("epsilon"), options.take("epsilon_high")
-    draft.put("algorithm.clip_low", min(decimal(low), 1.0), comment)  # no ratio is below 0
-    draft.put("algorithm.clip_high", decimal(low if high is None else high))
-
-
-def deviation(draft: Draft, options: Options) -> None:
-    """What a group's advantages are divided by, unless the type is dr_grpo, which does not."""
-    scale = scaling(options)
-    if draft.get("algorithm.type") == "dr_grpo":
-        return
-    if scale in ("none", "false"):
-        draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
-    else:
-        draft.put("algorithm.std_norm", "batch" if scale == "batch" else None)
-        draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
-
-
-def scaling(options: Options) -> str:
-    """scale_rewards: "group", "batch", "none" or "false". "none" is read as no value."""
-    scale = options.take("scale_rewards", "group")
-    return str(options.stated.get("scale_rewards", scale)).lower()
-
-
-def _of_groups(draft: Draft, options: Options) -> None:
-    """GRPOTrainer: the loss, what advantages are divided by, and what bounds a ratio."""
-    loss = str(options.take("loss_type", ""))
-    level = options.take("importance_sampling_level", "token")
-    name, aggregation = _type(draft, options, loss)
-    deviation(draft, options)
-    _aggregated(draft, name, aggregation)
-    if loss == "luspo":
-        draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
-        if level != "sequence":
-            draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
-    if name == "vespo":
-        _weights_in_ratio(draft)
-    low, high = options.take("epsilon"), options.take("epsilon_high")
-    if name == "cispo":
-        _cispo_bound(draft, decimal(low if high is None else high))
-    elif name not in ("sapo", "vespo"):  # they have no clip
-        clip(draft, options)
-    if name == "gspo" and draft.get("algorithm.kl_corrected"):
-        draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
-
-
-_OF_GRPO_LOSS = (  # options of GRPOConfig that GMPOTrainer's loss does not read
-    "loss_type", "importance_sampling_level", "delta", "entropy_coef", "off_policy_mask_threshold",
-    "use_bias_correction_kl", "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode", "vllm_importance_sampling_cap",
-    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
-)  # fmt: skip
-
-
-def _geometric(draft: Draft, options: Options) -> None:
-    """GMPOTrainer, whose bounds are those of a ratio's logarithm, as here."""
-    low, high = decimal(options.take("epsilon")), options.take("epsilon_high")
-    draft.put("algorithm.clip_low", low, "of a ratio's logarithm, as there")
-    draft.put("algorithm.clip_high", low if high is None else decimal(high))
-    deviation(draft, options)
-    for name in _OF_GRPO_LOSS:
-        if options.states(name):
-            draft.skip(name, options.take(name), "GMPOTrainer does not read it")
-    if str(options.take("multi_objective_aggregation", "")) == "normalize_then_sum":
-        draft.miss("multi_objective_aggregation", "normalize_then_sum", "is the type gdpo here, "
-                   "which is not gmpo")  # fmt: skip
-
-
-def _ahead(draft: Draft, options: Options) -> None:
-    """AsyncGRPOTrainer: GRPO's loss over tokens, of samples that are older than the policy."""
-    draft.put("algorithm.type", "grpo", "a mean over an update's tokens; there over each "
-              "micro-batch's")  # fmt: skip
-    draft.put("algorithm.aggregation", "token")
-    draft.put("algorithm.std_eps", 1e-8, "added to the deviation, as there; that of all samples of "
-              "a group (n) there, of a sample (n - 1) here")  # fmt: skip
-    clip(draft, options)
-
-
-def _type(draft: Draft, options: Options, loss: str) -> tuple[str, str | None]:
-    """algorithm.type of a loss_type of GRPO, and its aggregation."""
-    name, aggregation = LOSSES.get(loss, ("grpo", "token"))
-    if loss not in LOSSES:
-        draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
-    if options.take("importance_sampling_level", "token") == "sequence" and name != "sapo":
-        name = "gspo"
-    elif scaling(options) in ("none", "false") and name == "grpo":
-        name, aggregation = "dr_grpo", aggregation or "sequence"
-    if options.take("multi_objective_aggregation") == "normalize_then_sum":
-        if name == "grpo":
-            name = "gdpo"
-        else:
-            why = f"is the type gdpo here, which is not {name}"
-            draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
-    of_sum = "; the sum's deviation is of a sample there (n - 1), of all samples here (n)"
-    draft.put("algorithm.type", name, f"loss_type {loss}{of_sum if name == 'gdpo' else ''}")
-    return name, aggregation
-
-
-def means(draft: Draft, options: Options, program: str) -> None:
-    """Comments on settings whose mean or number of tokens is another one there."""
-    loss = str(options.take("loss_type", ""))
-    by_token = program == "grpo" and loss in _BY_TOKEN
-    others = "; the others leave the geometric mean there" if program == "gmpo" else ""
-    comments = {
-        "entropy_coef": "" if by_token else f"a mean over tokens there, also with {loss}",
-        "mask_truncated_completions": "" if by_token else
-        "masked responses leave the mean here, and count in it there",
-        "top_entropy_fraction": "of the step's tokens, rounded down here; there a quantile of each "
-        f"forward pass{others}",
-    }  # fmt: skip
-    for name, comment in comments.items():
-        draft.put(f"algorithm.{name}", draft.get(f"algorithm.{name}"), comment)
-
-
-def _weights_in_ratio(draft: Draft) -> None:
-    """vLLM's weights are a factor of VESPO's ratio there, not of its loss: that is the ratio to
-    the sampler.
-    """
-    if draft.get("algorithm.correction") is None:
-        return
-    for key in ("", "_level", "_low", "_high", "_with_filters"):
-        draft.drop(f"algorithm.correction{key}")
-    draft.put("algorithm.old_logprobs", "sampled", "vLLM's weights are in the ratio, as there")
-    draft.miss(
-        "vllm_importance_sampling_mode", "of vespo", "the weights in its ratio have no bound"
-    )
-
-
-def _cispo_bound(draft: Draft, high: float) -> None:
-    """epsilon_high bounds the ratio itself there; 1 + clip_high does here."""
-    if high >= 1.0:
-        draft.put(
-            "algorithm.clip_high", high - 1.0, f"epsilon_high {high:g} bounds the ratio itself"
-        )
-    else:
-        why = "bounds the ratio itself, below 1, where every token's weight is cut; 1.28 is taken"
-        draft.miss("epsilon_high", high, why)
-
-
-def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
-    """algorithm.aggregation, where it is not the algorithm's default."""
-    default = {
-        "dr_grpo": "constant",
-        "grpo": "sequence",
-        "gdpo": "sequence",
-        "gspo": "sequence",
-    }.get(name)
-    if aggregation and aggregation != default:
-        draft.put("algorithm.aggregation", aggregation)
 
 
 def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:

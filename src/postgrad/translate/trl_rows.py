@@ -38,7 +38,11 @@ def rows(draft: Draft, options: Options, *, bounded: bool = True) -> None:
         column = "prompt" if _is_text(row, "prompt") else "messages"
         comment = "TRL finds the columns itself: say here which they are"
         draft.put(f"data.{column}", "prompt", comment)
-        draft.put("data.answer", "solution")
+        if row is None or "solution" in row:
+            draft.put("data.answer", "solution")
+        else:
+            draft.put("data.answer", "", "no column of the rows is a solution; functions of reward "
+                      "find the others in metadata")  # fmt: skip
     if draft.has_images:
         draft.put("data.images", "images", 'TRL reads a column "images", or "image"')
     if bounded:
