@@ -380,6 +380,7 @@ def test_a_learner_of_compiled_layers_has_the_gradients_of_every_micro_batch(
     assert norms[1] == pytest.approx(norms[0], rel=1e-5 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.slow
 def test_noise_on_embeddings_is_not_compiled_and_stays_that_of_the_layout() -> None:
     """What layers are compiled with is a forward of its own, inside the update."""
     norms = []

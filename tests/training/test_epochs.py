@@ -61,7 +61,12 @@ def trained_on(run: Recipe, drawn: list[tuple[int, int]]) -> list[tuple[int, int
 
 @pytest.mark.parametrize(
     ("job", "epochs"),
-    [("sft", 2), ("preference", 2), ("rl", 2), pytest.param("rl ahead", 3, marks=pytest.mark.slow)],
+    [
+        ("sft", 2),
+        ("rl", 2),
+        pytest.param("preference", 2, marks=pytest.mark.slow),
+        pytest.param("rl ahead", 3, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(("rows", "last"), [(6, 2), (7, 3)], ids=["whole steps", "broken step"])
 def test_a_run_killed_at_the_end_of_an_epoch_goes_on_with_the_rows_of_the_next(
