@@ -52,8 +52,12 @@ METRIC_LIMIT = 1e-3  # of a difference of metrics over 1, or over the larger one
 # Sums in another order change a gradient in its last bits. Adam divides by its size, so that bits
 # of one that is nearly 0 would become whole steps.
 EPS = 1e-4
-# Keys that say how a run computed, and those that jump where a margin is 0 but for last bits.
-NOT_COMPARED = ("computed_tokens", "idle/empty_rows_fraction", "accuracy")
+# Keys that say how a run computed, and those that jump where a margin, or the log w of a token that
+# the policy itself drew, is 0 but for last bits.
+NOT_COMPARED = (
+    *("computed_tokens", "idle/empty_rows_fraction"),
+    *("accuracy", "selection/second_moment"),
+)
 # Values of keys that say how a run computes, not what.
 CHANGES: dict[str, tuple[Any, ...]] = {
     "batch.micro_train_batch_size": (1, 2),
