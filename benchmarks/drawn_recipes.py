@@ -2,7 +2,11 @@
 
 import contextlib
 import json
+import os
 import random
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,14 +155,26 @@ def with_key(raw: Table, key: str, value: Any) -> Table:
     return {**raw, first: with_key(table, rest, value) if rest else value}
 
 
+def is_recipe(raw: Table) -> bool:
+    """Whether it can be parsed."""
+    with contextlib.suppress(UsageError):  # every other error is a failure
+        return bool(parse_recipe(raw))
+    return False
+
+
+def folders_of(seeds: range) -> Iterator[tuple[int, World, Path]]:
+    """Each seed with the world of all of them, and an empty folder for its runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["POSTGRAD_CACHE"] = f"{folder}/cache"
+        world, runs = World(Path(folder, "world")), Path(folder, "runs")
+        for seed in seeds:
+            shutil.rmtree(runs, ignore_errors=True)
+            runs.mkdir()
+            yield seed, world, runs
+
+
 def draw(seed: int, world: World, run_dir: str, ranks: int = 1) -> Table:
     """The raw recipe of a seed. ranks: processes that train it."""
-
-    def is_recipe(raw: Table) -> bool:
-        with contextlib.suppress(UsageError):  # every other error is a failure
-            return bool(parse_recipe(raw))
-        return False
-
     rng = random.Random(seed)
     job = rng.choice(("sft", "rl", "rl", "reward", "preference"))
     while not is_recipe(raw := _base(job, rng, world, run_dir, ranks)):

@@ -18,10 +18,7 @@ a recipe and its changes.
 
 import argparse
 import math
-import os
 import random
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,10 +30,9 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.drawn_recipes import Table, World, draw, with_key
+from benchmarks.drawn_recipes import Table, draw, folders_of, is_recipe, with_key
 from benchmarks.random_recipes import Failed, attempt
 from helpers.runs import lines, timeless
-from postgrad.core.errors import UsageError
 from postgrad.core.members import has_lines
 from postgrad.learner.learner import Learner
 from postgrad.learner.update import Update
@@ -115,15 +111,6 @@ def changed(raw: Table, rng: random.Random, ranks: int) -> tuple[Table, list[str
             raw = tried
             names.append(f"{key} = {value}")
     return raw, names
-
-
-def is_recipe(raw: Table) -> bool:
-    """Whether it can be parsed."""
-    try:
-        parse_recipe(raw)
-    except UsageError:
-        return False
-    return True
 
 
 @contextmanager
@@ -248,23 +235,17 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     counted: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["POSTGRAD_CACHE"] = f"{folder}/cache"
-        world = World(Path(folder, "world"))
-        for seed in range(args.seed, args.seed + args.count):
-            runs = Path(folder, "runs")
-            shutil.rmtree(runs, ignore_errors=True)
-            runs.mkdir()
-            raw = exact(draw(seed, world, str(runs / "first")))
-            if not is_recipe(raw):
-                counted["refused"] += 1
-                continue
-            other, names = changed(raw, random.Random(seed), args.ranks)
-            try:
-                counted[compare(raw, other, runs)] += 1
-            except Failed as failure:
-                counted["different"] += 1
-                print(f"# seed {seed}: {'; '.join(names)}: {failure}\n{as_toml(raw)}", flush=True)
+    for seed, world, runs in folders_of(range(args.seed, args.seed + args.count)):
+        raw = exact(draw(seed, world, str(runs / "first")))
+        if not is_recipe(raw):
+            counted["refused"] += 1
+            continue
+        other, names = changed(raw, random.Random(seed), args.ranks)
+        try:
+            counted[compare(raw, other, runs)] += 1
+        except Failed as failure:
+            counted["different"] += 1
+            print(f"# seed {seed}: {'; '.join(names)}: {failure}\n{as_toml(raw)}", flush=True)
     print(dict(counted))
     raise SystemExit(counted["different"] > 0)
 

@@ -23,9 +23,6 @@ which Ray starts.
 import argparse
 import contextlib
 import json
-import os
-import shutil
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +33,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.drawn_recipes import Table, World, draw
+from benchmarks.drawn_recipes import Table, draw, folders_of
 from benchmarks.planned_counts import Ratios, counts, rows_of_runs, too_few_tokens
 from helpers.runs import Killed, assert_same_run, kill_after, tensors
 from postgrad.core.errors import PostgradError
@@ -146,21 +143,15 @@ def main() -> None:
     torch.set_num_threads(1)
     counted: Counter[str] = Counter()
     ratios = Ratios()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["POSTGRAD_CACHE"] = f"{folder}/cache"
-        world = World(Path(folder, "world"))
-        for seed in range(args.seed, args.seed + args.count):
-            runs = Path(folder, "runs")
-            shutil.rmtree(runs, ignore_errors=True)
-            runs.mkdir()
-            raw = draw(seed, world, str(runs / "whole"), args.ranks)
-            try:
-                refused = check(raw, runs, ratios)
-            except Failed as failure:
-                counted["failed"] += 1
-                print(f"# seed {seed}: {failure}\n{as_toml(raw)}", flush=True)
-            else:
-                counted["ended well" if refused is None else "refused"] += 1
+    for seed, world, runs in folders_of(range(args.seed, args.seed + args.count)):
+        raw = draw(seed, world, str(runs / "whole"), args.ranks)
+        try:
+            refused = check(raw, runs, ratios)
+        except Failed as failure:
+            counted["failed"] += 1
+            print(f"# seed {seed}: {failure}\n{as_toml(raw)}", flush=True)
+        else:
+            counted["ended well" if refused is None else "refused"] += 1
     print("planned over measured", " least median most runs", *ratios.rows(), sep="\n")
     print(dict(counted))
     raise SystemExit(counted["failed"] > 0)

@@ -14,27 +14,18 @@ setting that it counts another way there (docs/migration.md). Any other, and wha
 refuses, is printed with its program, which a seed alone decides.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import random
-import shutil
-import sys
-import tempfile
-import warnings
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 from trl.trainer import grpo_trainer, rloo_trainer
-from trl.trainer import utils as trl_utils
 
 from benchmarks.translated_runs import (
     COMMON,
@@ -42,11 +33,11 @@ from benchmarks.translated_runs import (
     MOST_OPTIONS,
     START,
     WORDS,
-    LogProbabilities,
     difference,
-    make_models,
     our_weights,
     peer_weights,
+    refused_by,
+    run_programs,
 )
 from postgrad.core.errors import PostgradError
 from postgrad.learner import update
@@ -255,6 +246,7 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
     """Runs both sides of a seed's program; returns how it ended, in one line."""
     text = draw(seed, models, folder)
     (file := folder / "train.py").write_text(text, "utf-8")
+    (folder.parent / "my_rewards.py").write_text(OURS, "utf-8")  # that the translation asks for
     ends: list[str] = []
     ours, translation, recorded, apart = {}, None, None, ""
     try:
@@ -271,9 +263,7 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
     except Exception as error:  # noqa: BLE001  # whatever TRL refuses a program with
         ends.append(f"TRL: {type(error).__name__}: {str(error)[:200]}")
     if ends:
-        stated = next(line for line in text.splitlines() if line.startswith("args"))
-        print(f"# seed {seed}: {' | '.join(ends)}\n{stated}\n", flush=True)
-        return "both refused" if len(ends) == 2 else ends[0].split(":")[0] + " refused"
+        return refused_by(seed, ends, text)
     if not apart:
         start = AutoModelForCausalLM.from_pretrained(models["base"], dtype=torch.float32)
         share, moved = difference(ours, theirs, start.state_dict())
@@ -291,37 +281,11 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
 
 
 def in_order() -> None:
-    """Takes the draws out of both sides: of samples for updates, and of TRL's kernel."""
+    """Takes the draws of samples for updates out of both sides."""
     grpo_trainer.shuffle_sequence_dict = rloo_trainer.shuffle_sequence_dict = lambda batch: batch
     update.seeds = SimpleNamespace(permutation=lambda count, *_: np.arange(count))
-    if trl_utils._ChunkedLogProbFunction is None:
-        trl_utils._ChunkedLogProbFunction = LogProbabilities
-
-
-def main() -> None:
-    """Draws programs, runs them on both sides, and prints what differs."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    disable_progress_bars()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    in_order()
-    counted: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as home:
-        models = make_models(Path(home))
-        Path(home, "my_rewards.py").write_text(OURS, "utf-8")  # that a translation asks for
-        sys.path.insert(0, home)
-        for seed in range(args.seed, args.seed + args.count):
-            folder = Path(home, "run")
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            counted[check(seed, models, folder)] += 1
-    print(dict(counted))
 
 
 if __name__ == "__main__":
-    main()
+    in_order()
+    run_programs(__doc__, check)

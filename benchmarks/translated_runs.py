@@ -20,9 +20,11 @@ import json
 import math
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,6 +270,13 @@ def make_models(folder: Path) -> dict[str, str]:
     return {name: str(folder / name) for name in ("base", "head")}
 
 
+def refused_by(seed: int, ends: list[str], text: str) -> str:
+    """Prints with which errors a program ended, and its options; returns who refused it."""
+    stated = next(line for line in text.splitlines() if line.startswith("args"))
+    print(f"# seed {seed}: {' | '.join(ends)}\n{stated}\n", flush=True)
+    return "both refused" if len(ends) == 2 else ends[0].split(":")[0] + " refused"
+
+
 def check(seed: int, models: dict[str, str], folder: Path) -> str:
     """Runs both sides of a seed's program; returns how it ended, in one line."""
     program = draw(seed, models, folder)
@@ -283,8 +292,7 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
     except PostgradError as error:
         ends.append(f"postgrad: {type(error).__name__}: {str(error)[:300]}")
     if ends:
-        print(f"# seed {seed}: {' | '.join(ends)}\n{program.text.splitlines()[3]}\n", flush=True)
-        return "both refused" if len(ends) == 2 else ends[0].split(":")[0] + " refused"
+        return refused_by(seed, ends, program.text)
     reward = program.trainer == "Reward"
     kind = AutoModelForSequenceClassification if reward else AutoModelForCausalLM
     model = kind.from_pretrained(models["head" if reward else "base"], dtype=torch.float32)
@@ -298,9 +306,21 @@ def check(seed: int, models: dict[str, str], folder: Path) -> str:
     return "different"
 
 
-def main() -> None:
-    """Draws programs, runs them on both sides, and prints what differs."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+def in_order() -> None:
+    """Rows come in order in TRL, too."""
+    Trainer._get_train_sampler = lambda self, *_, **__: (  # type: ignore[method-assign]
+        torch.utils.data.SequentialSampler(self.train_dataset)
+    )
+
+
+def run_programs(
+    description: str | None, check: Callable[[int, dict[str, str], Path], str]
+) -> None:
+    """Runs `check` on the seeds that the command line names, and prints how often programs ended in
+    which way. check: of a seed, the models by name, and an empty folder, beside which are modules
+    that a recipe may import.
+    """
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n", 1)[0])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     args = parser.parse_args()
@@ -309,14 +329,12 @@ def main() -> None:
     disable_progress_bars()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    Trainer._get_train_sampler = lambda self, *_, **__: (  # type: ignore[method-assign]
-        torch.utils.data.SequentialSampler(self.train_dataset)
-    )
     if trl_utils._ChunkedLogProbFunction is None:
         trl_utils._ChunkedLogProbFunction = LogProbabilities
     counted: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home:
         models = make_models(Path(home))
+        sys.path.insert(0, home)
         for seed in range(args.seed, args.seed + args.count):
             folder = Path(home, "run")
             shutil.rmtree(folder, ignore_errors=True)
@@ -326,4 +344,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_order()
+    run_programs(__doc__, check)

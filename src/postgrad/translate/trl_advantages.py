@@ -7,6 +7,8 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import LOSSES
 
+# Beside a mean over tokens.
+_OF_MICRO_BATCHES = "a mean over an update's tokens, there over each micro-batch's"
 _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 
 
@@ -163,8 +165,7 @@ def _geometric(draft: Draft, options: Options) -> None:
 
 def _ahead(draft: Draft, options: Options) -> None:
     """AsyncGRPOTrainer: GRPO's loss over tokens, of samples that are older than the policy."""
-    draft.put("algorithm.type", "grpo", "a mean over an update's tokens; there over each "
-              "micro-batch's")  # fmt: skip
+    draft.put("algorithm.type", "grpo", _OF_MICRO_BATCHES)
     draft.put("algorithm.aggregation", "token")
     draft.put("algorithm.std_eps", 1e-8, "added to the deviation, as there; that of all samples of "
               "a group (n) there, of a sample (n - 1) here")  # fmt: skip
@@ -213,7 +214,7 @@ def _mean_of_tokens(draft: Draft, loss: str) -> str:
     """What a comment adds on the tokens that a loss is divided by, where they are others there."""
     samples, _ = common.per_step(draft)
     if loss == "bnpo" and _in_parts(draft):
-        return "; a mean over an update's tokens, there over each micro-batch's"
+        return f"; {_OF_MICRO_BATCHES}"
     if loss in ("dapo", "cispo", "vespo") and samples > draft.get("batch.train_batch_size"):
         return "; a mean over an update's tokens, there divided by an average update's"
     return ""
@@ -224,9 +225,8 @@ def means(draft: Draft, options: Options, program: str) -> None:
     loss = str(options.take("loss_type", ""))
     by_token = program == "grpo" and loss in _BY_TOKEN
     others = "; the others leave the geometric mean there" if program == "gmpo" else ""
-    each = "a mean over an update's tokens, there over each micro-batch's"
     comments = {
-        "entropy_coef": (each if _in_parts(draft) else "")
+        "entropy_coef": (_OF_MICRO_BATCHES if _in_parts(draft) else "")
         if by_token
         else f"a mean over tokens there, also with {loss}",
         "mask_truncated_completions": _masked(draft, by_token=by_token),

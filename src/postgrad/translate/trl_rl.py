@@ -8,8 +8,8 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, MADE_FROM
 
+_WITHOUT_KL = ("sdpo", "sdft", "async_grpo")
 # Tokens of a prompt, which TRL no longer bounds.
-_UNFOLLOWED = ("sdpo", "sdft", "async_grpo")  # without a KL
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 
@@ -39,7 +39,7 @@ def answers(
         _unfinished(draft, options)
         return
     _generation_batch(draft, options, devices)
-    if program not in _UNFOLLOWED:
+    if program not in _WITHOUT_KL:
         followed(draft, options)
     if program == "async_grpo":
         trl_engines.samples_ahead(draft, options)
@@ -143,7 +143,7 @@ def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
 def _policy_kl(draft: Draft, options: Options, program: str) -> None:
     name = "kl_coef" if program == "ppo" else "beta"
     coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
-    if program in _UNFOLLOWED:  # the first has a beta, and reads it nowhere
+    if program in _WITHOUT_KL:  # the first has a beta, and reads it nowhere
         return
     draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
     corrected = program != "gmpo" and flag(options.take("use_bias_correction_kl", False))
