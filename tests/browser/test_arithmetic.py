@@ -41,30 +41,31 @@ def test_a_zoomed_curve_counts_the_line_where_it_is_cut(called: Any) -> None:
 
 
 STEP = (
-    '{ sample_seconds: 3, train_seconds: 4, publish_seconds: 1, log_seconds: 0.5, "engine_x": 9%s }'
+    "{ sample_seconds: 3, train_seconds: 4, publish_seconds: 1, log_seconds: 0.5, "
+    'other_seconds: 0.25, "engine_x": 9%s }'
 )
 
 
 def lanes(called: Any, more: str, first: str = "false") -> dict[str, list[Any]]:
     timeline = called("timeline", f"(t) => t.lanes({STEP % more}, {first})")
-    assert timeline["seconds"] == 8.5
+    assert timeline["seconds"] == 8.75
     timed = {name: [lane for lane in parts if lane[1] > 0] for name, parts in timeline["lanes"]}
-    assert all(sum(part[1] for part in parts) == 8.5 for parts in timed.values())
+    assert all(sum(part[1] for part in parts) == 8.75 for parts in timed.values())
     return timed
 
 
 def test_engine_and_learner_take_turns_in_a_synchronous_step(called: Any) -> None:
     assert lanes(called, "") == {
-        "engine": [["sampling", 3], ["waiting", 4], ["publishing", 1], ["waiting", 0.5]],
-        "learner": [["waiting", 3], ["learning", 4], ["publishing", 1], ["logging", 0.5]],
+        "engine": [["sampling", 3], ["waiting", 4], ["publishing", 1], ["waiting", 0.75]],
+        "learner": [["waiting", 3], ["learning", 4], ["publishing", 1], ["other", 0.75]],
     }
 
 
 def test_samples_drawn_beside_learning_are_told_from_waiting(called: Any) -> None:
     slow_engine = ', "overlap/sample_seconds": 4, "overlap/engine_wait_seconds": 0'
     assert lanes(called, slow_engine) == {
-        "engine": [["sampling", 4], ["sampling", 3], ["publishing", 1], ["waiting", 0.5]],
-        "learner": [["learning", 4], ["waiting", 3], ["publishing", 1], ["logging", 0.5]],
+        "engine": [["sampling", 4], ["sampling", 3], ["publishing", 1], ["waiting", 0.75]],
+        "learner": [["learning", 4], ["waiting", 3], ["publishing", 1], ["other", 0.75]],
     }
     fast_engine = ', "overlap/sample_seconds": 1, "overlap/engine_wait_seconds": 3'
     assert lanes(called, fast_engine)["engine"][:2] == [["sampling", 4], ["waiting", 3]]

@@ -203,7 +203,7 @@ def test_engines_and_learner_are_drawn_to_time(opened: Open, ahead: str) -> None
     table = page.get_by_role("table", name="Shares of the time of engines and learner of run")
     rows = [text.split("\t") for text in table.locator("tr").all_inner_texts()]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["whole run", "sampling", "publishing", "learning", "logging", "waiting"],
+        ["whole run", "sampling", "publishing", "learning", "other", "waiting"],
         ["engine 0", "57%", "14%", "–", "–", "29%"],  # a step: 2 + 1 + 0.5 seconds
         ["engine 1", "29%", "14%", "–", "–", "57%"],
         ["learner", "–", "14%", "29%", "–", "57%"],

@@ -145,7 +145,8 @@ def test_environments_answer_between_the_policys_turns(engine, tokenizer):
             assert seen.token_ids.tolist() == [2, 3]
             assert seen.logprobs.tolist() == [0.0, 0.0]
             a, b = len(first.token_ids), len(second.token_ids)
-            assert rollout.policy_mask.tolist() == [True] * a + [False] * 2 + [True] * b
+            written = [turn.author == "policy" for turn in rollout.turns for _ in turn.token_ids]
+            assert written == [True] * a + [False] * 2 + [True] * b
             assert rollout.versions == ((0, a + b),)
             expected = np.zeros(a + 2 + b)
             expected[a - 1], expected[-1] = 1.0, 2.0

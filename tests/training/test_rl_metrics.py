@@ -203,10 +203,8 @@ def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
     """A step of 10 s, of which 4 are trained: engines are at work for 9 and 3 s. Of 40 rows 30 had
     a sample.
     """
-    seconds = {"sample": 5.0, "train": 4.0, "publish": 0.75, "log": 0.25, "evaluate": 99.0}
     spent = {"busy_seconds": 8.0, "decode_slots": 40.0, "response_tokens": 30.0}
-    parts = {"sample/decode": 4.5, "overlap/sample_seconds": 3.0}  # of phases
-    alone = idle_shares(seconds | parts, spent, {})
+    alone = idle_shares(10.0, 4.0, spent, {})
     assert alone == pytest.approx(
         {
             "idle/learner_time_fraction": 0.6,
@@ -221,11 +219,11 @@ def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
         "engine/1/busy_time_fraction": 0.5,
     }
     without_rows = spent | {"decode_slots": 0.0}
-    assert idle_shares(seconds, without_rows, engines) == pytest.approx(
+    assert idle_shares(10.0, 4.0, without_rows, engines) == pytest.approx(
         {"idle/learner_time_fraction": 0.6, "idle/engines_time_fraction": 0.4}
     )
     replayed = dict.fromkeys(spent, 0.0)
-    assert idle_shares(seconds, replayed, {"engine/0/busy_seconds": 0.0}) == {}
+    assert idle_shares(10.0, 4.0, replayed, {"engine/0/busy_seconds": 0.0}) == {}
 
 
 def test_metrics_of_source_and_credit_are_part_of_the_step(groups: list[ScoredGroup]) -> None:

@@ -12,7 +12,7 @@ tokens of one response (all turns after the prompt).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -129,6 +129,16 @@ class Rollout:
         return len(self.turns[0].token_ids) if self.turns and self.turns[0].opens else 0
 
     @property
+    def response_tokens(self) -> int:
+        """R, of all turns."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def policy_tokens(self) -> int:
+        """Of the R tokens, those that the policy wrote."""
+        return sum(len(turn.token_ids) for turn in self.turns if turn.author == "policy")
+
+    @property
     def token_ids(self) -> NDArray[np.int32]:
         """[R] of all turns."""
         return Ragged.of((turn.token_ids for turn in self.turns), np.int32).values
@@ -170,9 +180,8 @@ class Rollout:
         """Where, among the R tokens, the second conversation of its episode begins, the third and
         so on.
         """
-        ends = np.cumsum([len(turn.token_ids) for turn in self.turns]).tolist()
-        later = zip(ends[:-1], self.turns[1:], strict=True)
-        return tuple(begin for begin, turn in later if turn.opens)
+        ends = accumulate(len(turn.token_ids) for turn in self.turns)
+        return tuple(begin for begin, turn in zip(ends, self.turns[1:], strict=False) if turn.opens)
 
     def conversations(
         self, prompt: Prompt
@@ -188,12 +197,6 @@ class Rollout:
             (begin, tokens[begin:end], images_between(images, begin, end))
             for begin, end in pairwise(begins)
         ]
-
-    @property
-    def policy_mask(self) -> NDArray[np.bool_]:
-        """[R] True where the policy wrote the token."""
-        written = [np.full(len(turn.token_ids), turn.author == "policy") for turn in self.turns]
-        return Ragged.of(written, np.bool_).values
 
 
 @dataclass(frozen=True, slots=True)

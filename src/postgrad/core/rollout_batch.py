@@ -2,7 +2,7 @@
 records before and behind it).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,25 +48,16 @@ class RolloutBatch:
             (number, group, rollout, i)
             for number, group in enumerate(groups)
             for i, rollout in enumerate(group.rollouts)
-            if group.kept[i] and rollout.policy_mask.any()
+            if group.kept[i] and rollout.policy_tokens
         ]
-        prompts = [rollout.read_prompt(group.prompt) for _, group, rollout, _ in rows]
-        at_prompt = [np.zeros(len(prompt)) for prompt in prompts]
         rollouts = [rollout for _, _, rollout, _ in rows]
-        for rollout in rollouts:
-            _require_finite(rollout)
-
-        def column(responses: list[NDArray[Any]], dtype: Any) -> Ragged:
-            """Values [R] of each response behind zeros for its prompt."""
-            pairs = zip(at_prompt, responses, strict=True)
-            return Ragged.of([np.concatenate([b.astype(dtype), p]) for b, p in pairs], dtype)
-
+        prompts = [rollout.read_prompt(group.prompt) for _, group, rollout, _ in rows]
+        columns = _Columns.of(prompts, rollouts)
         pairs = list(zip(prompts, rollouts, strict=True))
-        tokens = [np.concatenate([prompt, r.token_ids]) for prompt, r in pairs]
         return cls(
             sequences=Sequences(
-                tokens=Ragged.of(tokens, np.int32),
-                loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
+                tokens=columns.tokens,
+                loss_mask=columns.loss_mask,
                 group=np.array([number for number, *_ in rows], np.int64),
                 experts=_experts(rollouts),
                 images=column_of(r.images_behind(group.prompt) for _, group, r, _ in rows),
@@ -75,18 +66,93 @@ class RolloutBatch:
                 ),
                 sampling_mask=_sampling_mask(prompts, rollouts),
             ),
-            sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
-            turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
+            sampled_logprobs=columns.sampled_logprobs(rollouts),
+            turn_rewards=columns.turn_rewards([(group, r) for _, group, r, _ in rows]),
             rewards=np.array([group.total[i] for _, group, _, i in rows], np.float64),
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
             truncated=np.array([r.finish_reason != "stop" for r in rollouts], np.bool_),
-            versions=_versions(rollouts, at_prompt),
+            versions=columns.versions(rollouts),
             components={
                 name: np.array([_component(group, name, i) for _, group, _, i in rows], np.float64)
                 for name in dict.fromkeys(name for group in groups for name in group.rewards)
             },
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns over the tokens of all samples. A step may have ten thousand samples, for which a
+    GPU waits: each column is filled at once, and not sample by sample.
+    """
+
+    tokens: Ragged  # int32 [N]
+    loss_mask: Ragged  # bool [N]
+    answered: NDArray[np.bool_]  # [N] False in prompts
+    begins: NDArray[np.int64]  # [S] the first token of each response
+
+    @classmethod
+    def of(cls, prompts: Sequence[NDArray[np.int32]], rollouts: Sequence[Rollout]) -> "_Columns":
+        """prompts: what was read before each sample's first turn."""
+        pieces, policy, prompt = list[NDArray[np.int32]](), list[bool](), list[bool]()
+        sizes = np.zeros(len(rollouts), np.int64)
+        for i, (read, rollout) in enumerate(zip(prompts, rollouts, strict=True)):
+            turns = rollout.turns
+            pieces += [read, *(turn.token_ids for turn in turns)]
+            policy += [False, *(turn.author == "policy" for turn in turns)]
+            prompt += [True, *(False for _ in turns)]
+            sizes[i] = len(read) + rollout.response_tokens
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        tokens = Ragged.of_sizes(_concatenated(pieces, np.int32), sizes)
+        mask = np.repeat(np.array(policy, np.bool_), lengths)
+        answered = np.repeat(~np.array(prompt, np.bool_), lengths)
+        begins = tokens.offsets[:-1] + np.array([len(read) for read in prompts], np.int64)
+        return cls(tokens, tokens.like(mask), answered, begins)
+
+    def sampled_logprobs(self, rollouts: Sequence[Rollout]) -> Ragged:
+        """The column `sampled_logprobs`. Raises RunError where a value is not finite."""
+        values = np.zeros(len(self.answered), np.float32)
+        turns = [turn.logprobs for rollout in rollouts for turn in rollout.turns]
+        values[self.answered] = _concatenated(turns, np.float32)
+        broken = np.flatnonzero(~np.isfinite(values))
+        if len(broken):
+            at = int(broken[0])
+            i = int(np.searchsorted(self.tokens.offsets, at, "right")) - 1
+            raise RunError(
+                f"ticket {rollouts[i].ticket}, sample {rollouts[i].sample}: the sampled logprob "
+                f"of token {at - self.begins[i]} is {values[at]}, which nothing can be learned "
+                "from: where the engine sampled it, its weights have diverged; in a replay, "
+                "samples.jsonl lacks it"
+            )
+        return self.tokens.like(values)
+
+    def versions(self, rollouts: Sequence[Rollout]) -> Ragged | None:
+        """The column `versions`."""
+        spans = [span for rollout in rollouts for span in rollout.versions]
+        numbers, counts = np.array(spans, np.int64).reshape(-1, 2).T
+        recorded = [sum(count for _, count in rollout.versions) for rollout in rollouts]
+        if recorded != [rollout.policy_tokens for rollout in rollouts]:
+            return None
+        values = np.full(len(self.answered), -1, np.int32)
+        values[self.loss_mask.values] = np.repeat(numbers, counts)
+        return self.tokens.like(values)
+
+    def turn_rewards(self, samples: Iterable[tuple[ScoredGroup, Rollout]]) -> Ragged:
+        """The column `turn_rewards`: the environment's rewards of the turns, times their weight in
+        the group's total, and the rewards of steps.
+        """
+        values = np.zeros(len(self.answered))
+        for begin, end, (group, rollout) in zip(
+            self.begins, self.tokens.offsets[1:], samples, strict=True
+        ):
+            for name, weight in (("turn_rewards", group.turn_weight), ("step_rewards", 1.0)):
+                if weight and name in rollout.columns:
+                    values[begin:end] += weight * rollout.columns[name].astype(np.float64)
+        return self.tokens.like(values)
+
+
+def _concatenated(pieces: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *pieces], dtype=dtype, casting="unsafe")
 
 
 def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
@@ -110,39 +176,3 @@ def _sampling_mask(
 def _component(group: ScoredGroup, name: str, place: int) -> float:
     """What a component gave the sample at `place`; NaN where it does not apply to the prompt."""
     return float(group.rewards[name][place]) if name in group.rewards else np.nan
-
-
-def _require_finite(rollout: Rollout) -> None:
-    broken = np.flatnonzero(~np.isfinite(rollout.logprobs))
-    if len(broken):
-        raise RunError(
-            f"ticket {rollout.ticket}, sample {rollout.sample}: the sampled logprob of token "
-            f"{broken[0]} is {rollout.logprobs[broken[0]]}, which nothing can be learned from: "
-            "where the engine sampled it, its weights have diverged; in a replay, samples.jsonl "
-            "lacks it"
-        )
-
-
-def _versions(rollouts: Sequence[Rollout], at_prompt: Sequence[NDArray[Any]]) -> Ragged | None:
-    """The column `versions`. at_prompt: an array as long as each prompt."""
-    columns: list[NDArray[np.int32]] = []
-    for rollout, prompt in zip(rollouts, at_prompt, strict=True):
-        spans = np.array(rollout.versions, np.int64).reshape(-1, 2)
-        mask = rollout.policy_mask
-        if spans[:, 1].sum() != mask.sum():
-            return None
-        column = np.full(len(prompt) + len(mask), -1, np.int32)
-        column[len(prompt) :][mask] = np.repeat(spans[:, 0], spans[:, 1])
-        columns.append(column)
-    return Ragged.of(columns, np.int32)
-
-
-def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
-    """[R] the environment's rewards of the turns, times their weight in the group's total, and the
-    rewards of steps.
-    """
-    rewards = np.zeros(len(rollout.token_ids))
-    for name, weight in (("turn_rewards", group.turn_weight), ("step_rewards", 1.0)):
-        if weight and name in rollout.columns:
-            rewards += weight * rollout.columns[name].astype(np.float64)
-    return rewards

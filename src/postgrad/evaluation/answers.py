@@ -307,7 +307,7 @@ def sample_metrics(
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [len(rollout.token_ids) - rollout.opening_tokens for rollout in rollouts]
+    lengths = [rollout.response_tokens - rollout.opening_tokens for rollout in rollouts]
     truncated = [rollout.finish_reason != "stop" for rollout in rollouts]
     dead_ends = [rollout.finish_reason == "dead_end" for rollout in rollouts]
     metrics = {

@@ -383,7 +383,7 @@ def _lines(group: ScoredGroup, sampler: _Sampler) -> Iterator[Json]:
     for line, rollout in zip(lines, group.rollouts, strict=True):
         kept = {key: value for key, value in line.items() if key not in UNUSED}
         kept["messages"] = _messages(group.prompt.messages)
-        kept["tokens"] = int(rollout.policy_mask.sum())
+        kept["tokens"] = rollout.policy_tokens
         if (episode := sampler.episodes.pop((rollout.ticket, rollout.sample), None)) is not None:
             kept["conversations"] = [
                 {"messages": _messages(each.messages), "tools": list(each.tools)}

@@ -145,7 +145,7 @@ class RLJob:
         metrics = step_metrics(sampled, batch, credit, results, seconds, recipe) | sizes_of(cut)
         stale = staleness(batch, credit, state.step, recipe.rollout.max_staleness)
         engines = parts.engine.stats.by_engine()
-        engines |= idle_shares(seconds, spent, engines)
+        engines |= idle_shares(run.clock.step_seconds, seconds["train"], spent, engines)
         return following, metrics | compared | published | stale | paused.metrics | engines
 
     def evaluate(self) -> list[Result]:

@@ -21,7 +21,6 @@ from postgrad.recipe.recipe import RLRecipe
 from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
-PHASES = ("sample", "train", "publish", "log")  # of a step; evaluations and saves are apart
 ENGINE_BUSY = re.compile(r"engine/\d+/busy_seconds")  # of a whole rollout worker
 SUMMED = ("computed_tokens", "skipped_samples", "skipped_updates", "bounded_exponents")
 
@@ -44,7 +43,7 @@ def step_metrics(
     for of_role in results.values():
         update |= _over_updates([result.metrics for result in of_role])
     samples = sum(len(group.rollouts) for group in groups)
-    tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
+    tokens = float(sum(r.policy_tokens for g in groups for r in g.rollouts))
     sampling = seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)
     trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
     emptied = len(sampled.groups) - len(np.unique(batch.sequences.group))  # not in the batch
@@ -143,22 +142,21 @@ def staleness(batch: RolloutBatch, credit: Credit, step: int, bound: int) -> dic
 
 
 def idle_shares(
-    seconds: Mapping[str, float], spent: Mapping[str, float], engines: Mapping[str, float]
+    step: float, learning: float, spent: Mapping[str, float], engines: Mapping[str, float]
 ) -> dict[str, float]:
     """How much of a step learner and engines do not work; {} where no engine has sampled. The same
     three numbers of a simulated run: plan.simulate.Simulated.
 
-    seconds: of the phases. spent: the engine's sums over the step (rollout.stats.SUMMED). engines:
-    EngineStats.by_engine. The first two depend on the clock; empty rows are a count, of engines
-    that count their rows.
+    step, learning: elapsed seconds of the step, and those of its phase "train". spent: the engine's
+    sums over the step (rollout.stats.SUMMED). engines: EngineStats.by_engine. The first two shares
+    depend on the clock; empty rows are a count, of engines that count their rows.
     """
     busy = [value for name, value in engines.items() if ENGINE_BUSY.fullmatch(name)]
     busy = busy or [spent["busy_seconds"]]
     if not any(busy):
         return {}
-    step = sum(seconds.get(phase, 0.0) for phase in PHASES)
     shares = {
-        "idle/learner_time_fraction": 1.0 - seconds["train"] / step,
+        "idle/learner_time_fraction": 1.0 - learning / step,
         "idle/engines_time_fraction": max(0.0, 1.0 - sum(busy) / len(busy) / step),
     }
     if slots := spent["decode_slots"]:

@@ -205,6 +205,7 @@ class Clock:
     # CPU seconds of all threads, where they were measured
     total_cpu: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.perf_counter)
+    step_started: float = field(default_factory=time.perf_counter)
     peaks: Peaks = field(default_factory=Peaks)
     # phases and parts under way, outermost first; after an error those that it ended remain
     open: list[str] = field(default_factory=list[str])
@@ -227,11 +228,19 @@ class Clock:
 
     def take_step(self) -> dict[str, float]:
         """PHASE_seconds and PHASE/PART_seconds of the step that ends now, and their _memory_bytes
-        where those are known. The next step starts from zero.
+        where those are known. "other_seconds" passed outside of phases: with it they add up to the
+        step's elapsed time. The next step starts from zero.
         """
+        in_phases = sum(seconds for phase, seconds in self.step.items() if "/" not in phase)
+        other = max(0.0, self.step_seconds - in_phases)
         columns = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
-        self.step = {}
-        return columns | self.peaks.take_step()
+        self.step, self.step_started = {}, time.perf_counter()
+        return columns | {"other_seconds": other} | self.peaks.take_step()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began."""
+        return time.perf_counter() - self.step_started
 
     @property
     def seconds(self) -> float:

@@ -20,7 +20,7 @@ from postgrad.training.loop import Job
 from postgrad.training.restoring import record_of
 from postgrad.training.run import Run
 
-PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
+PHASES = ("load", "sample", "train", "publish", "log", "other", "save", "evaluate", "export")
 CHANGING = {  # what evaluations say, before and after, and what a person calls it
     "accuracy": "accuracy",
     "greedy_accuracy": "greedy accuracy",

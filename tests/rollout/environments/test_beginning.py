@@ -285,7 +285,7 @@ def test_each_sample_is_drawn_behind_what_its_environment_began_with():
     assert [tokens.tolist() for _, tokens, _ in alone.conversations(groups[0].prompt)] == [
         alone.token_ids.tolist()
     ]
-    assert (broken.turns, broken.text, len(broken.policy_mask)) == ((), "", 0)
+    assert (broken.turns, broken.text, broken.policy_tokens) == ((), "", 0)
     assert broken.failure == EpisodeFailure("error", "no game is free")
 
 

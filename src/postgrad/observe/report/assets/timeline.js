@@ -6,7 +6,7 @@ import { count, percent, seconds } from "./format.js";
 const ENGINE = /^engine\/([\d.]+)\/busy_seconds$/;
 const STEPS = 8; // drawn at once
 const MOST = 60;
-const NAMES = ["sampling", "publishing", "learning", "logging", "waiting"];
+const NAMES = ["sampling", "publishing", "learning", "other", "waiting"];
 
 /** Whether samples are drawn ahead of the policy, or by several engines: else phases say it all. */
 function told(run) {
@@ -20,20 +20,21 @@ function told(run) {
  * stands at the end of its sampling. */
 export function lanes(line, first) {
   const of = (name) => (typeof line[name] === "number" ? Math.max(0, line[name]) : 0);
-  const [sample, train, publish, log] = ["sample", "train", "publish", "log"].map((name) => of(`${name}_seconds`));
+  const [sample, train, publish] = ["sample", "train", "publish"].map((name) => of(`${name}_seconds`));
+  const other = of("log_seconds") + of("other_seconds");
   const beside = Math.min(train, of("overlap/sample_seconds"));
   const after = beside > 0 && !first && of("overlap/engine_wait_seconds") === 0 ? sample : 0;
   const before = sample - after;
-  const learner = [["waiting", before], ["learning", train], ["waiting", after], ["publishing", publish], ["logging", log]];
+  const learner = [["waiting", before], ["learning", train], ["waiting", after], ["publishing", publish], ["other", other]];
   const engines = Object.keys(line).filter((name) => ENGINE.test(name));
-  const rest = [["publishing", publish], ["waiting", log]];
+  const rest = [["publishing", publish], ["waiting", other]];
   const engine = [["sampling", before + beside], ["waiting", train - beside], ["sampling", after], ...rest];
   const each = engines.map((name) => {
     const busy = Math.min(of(name), sample + beside);
     return [`engine ${ENGINE.exec(name)[1]}`, [["sampling", busy], ["waiting", sample + train - busy], ...rest]];
   });
   return {
-    seconds: sample + train + publish + log,
+    seconds: sample + train + publish + other,
     lanes: [...(each.length ? each : [["engine", engine]]), ["learner", learner]],
   };
 }
