@@ -104,7 +104,7 @@ OF_TRAINER: dict[str, dict[str, tuple[Any, ...]]] = {
 IN_PROPORTION = {"adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0}
 # How a recipe says beside a setting that the source counts another way.
 BESIDE = (
-    "of each token's ratio; there of", "of all samples here", "masked responses leave the mean",
+    "of all samples here", "masked responses leave the mean",
     "the other responses are spread", "no update of a step without others", "by each token's ratio",
     "a mean over tokens there", "a mean over an update's tokens", "rounded down here",
     "does not divide a step", "is no number of steps", "there of the update before",

@@ -187,11 +187,8 @@ ROUNDED = Known("as many tokens as a quantile leaves there; the fraction is roun
                 "rounded down here")  # fmt: skip
 BOUND = Known("VESPO's ratio is to the sampler here, without a bound of the sampler's weights",
               "the weights in its ratio have no bound")  # fmt: skip
-PER_RESPONSE = Known("the clipped ratio is the response's there: the loss has another value, and "
-                     "the gradient of a step's first update is the same",
-                     "the product over its tokens", within=1e-5)  # fmt: skip
-RATIO = Known("the ratio that is clipped is a response's there, a token's here",
-              "the product over its tokens")  # fmt: skip
+PER_RESPONSE = Known("the loss is of a response there, here a sum over its tokens: it has another "
+                     "value and the same gradient", within=1e-5)  # fmt: skip
 GRPO_CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("defaults", {}, None),
     *((f"loss_type {kind}", {"loss_type": kind}, None)
@@ -248,5 +245,7 @@ RLOO_CASES: tuple[tuple[str, dict[str, Any], Any, Known], ...] = (
     ("beta 0, first update", {"beta": 0.0}, on_policy, PER_RESPONSE),
     ("reward_clip_range, first update", {"reward_clip_range": [-0.5, 0.5], "beta": 0.0}, on_policy,
      PER_RESPONSE),
-    ("defaults, later updates", {}, flat, RATIO),
+    ("num_iterations 2, later updates", {"num_iterations": 2}, flat, PER_RESPONSE),
+    ("num_iterations 2, clip 0.02, later updates", {"num_iterations": 2, "epsilon": 0.02}, flat,
+     PER_RESPONSE),
 )  # fmt: skip

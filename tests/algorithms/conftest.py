@@ -56,19 +56,21 @@ def make_inputs() -> Callable[..., LossInputs]:
         weight: Sequence[float],
         entropy: torch.Tensor | None = None,
         token_weight: float | None = None,
+        sequence: Sequence[int] | None = None,
         **columns: Sequence[float],
     ) -> LossInputs:
         def tensor(values: Sequence[float]) -> torch.Tensor:
             return torch.as_tensor(np.asarray(values, np.float64))
 
         entries = len(logprobs)
+        of_entries = [0] * entries if sequence is None else list(sequence)
         each = 1.0 / max(1, entries) if token_weight is None else token_weight
         return LossInputs(
             logprobs=logprobs,
             entropy=entropy,
             columns={name: tensor(values) for name, values in columns.items()},
-            sequence=torch.zeros(entries, dtype=torch.int64),
-            n_sequences=1,
+            sequence=torch.tensor(of_entries, dtype=torch.int64),
+            n_sequences=max(of_entries, default=0) + 1,
             weight=tensor(weight),
             token_weight=torch.full((entries,), each, dtype=torch.float64),
         )

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from postgrad.algorithms.rloo import RLOO
+from postgrad.core.errors import UsageError
 
 
 def test_the_baseline_is_the_mean_of_the_siblings(make_batch):
@@ -36,3 +37,37 @@ def test_the_gradient_on_policy_is_reinforce_of_the_summed_logprobs(make_batch, 
     algorithm.policy_loss(inputs).loss.backward()
     # -(1/S) sum_i A_i d/dlogp sum_t logp_it, over the constant length
     np.testing.assert_allclose(logprobs.grad, -advantages / 2 / 10, rtol=1e-6)
+
+
+def test_by_response_clips_the_product_of_the_tokens_ratios(make_batch, make_inputs):
+    """Log-ratios 0.05 and 0.1 of the first response, -0.3 and 0.1 and 0.1 of the second: R is
+    exp(0.15) within the bounds of 0.2, and exp(-0.1).
+    """
+    batch = make_batch([0, 0], [1.0, 0.0], lengths=[2, 3])
+    algorithm = RLOO(constant_length=1, by_response=True)
+    mask = batch.sequences.loss_mask.values
+    weights = algorithm.entry_weights(batch.sequences, np.arange(2)).values[mask]
+    advantages = np.array([1.0, 1.0, -1.0, -1.0, -1.0])
+    old = np.array([-1.0, -2.0, -0.5, -0.5, -0.5])
+    change = np.array([0.05, 0.1, -0.3, 0.1, 0.1])
+    logprobs = torch.tensor(old + change, dtype=torch.float64, requires_grad=True)
+    inputs = make_inputs(
+        logprobs, weights, sequence=[0, 0, 1, 1, 1], advantages=advantages, old_logprobs=old
+    )
+    output = algorithm.policy_loss(inputs)
+    output.loss.backward()
+    ratios = np.exp([0.15, 0.15, -0.1, -0.1, -0.1])
+    np.testing.assert_allclose(logprobs.grad, -advantages * ratios / 2, rtol=1e-6)
+    assert float(output.metrics["policy/ratio"]) == pytest.approx(
+        (2 * np.exp(0.15) + 3 * np.exp(-0.1)) / 5
+    )
+
+    tighter = algorithm.model_copy(update={"clip_high": 0.1, "clip_low": 0.05})
+    logprobs.grad = None
+    tighter.policy_loss(inputs).loss.backward()  # both responses have left the bounds
+    np.testing.assert_array_equal(logprobs.grad, np.zeros(5))
+
+
+def test_by_response_and_a_bound_of_each_tokens_probability_exclude_each_other():
+    with pytest.raises(UsageError, match="by_response bounds the ratio of a response"):
+        RLOO(by_response=True, clip_by="probability")

@@ -143,9 +143,9 @@ def test_where_masked_responses_leave_is_told() -> None:
     assert "leave the mean" in comment(of(*mask, program="rloo"), key)
 
 
-def test_a_ratio_of_rloo_is_told_where_it_is_not_1() -> None:
-    assert "there of the response's" in comment(of(*SEVERAL, program="rloo"), "clip_low")
-    assert comment(of(*PARTS, program="rloo"), "clip_low") == ""
+def test_a_ratio_of_rloo_is_the_responses_where_it_is_not_1() -> None:
+    assert of(*SEVERAL, program="rloo").recipe["algorithm"]["by_response"] is True
+    assert "by_response" not in of(*PARTS, program="rloo").recipe["algorithm"]
 
 
 def test_generations_between_which_nothing_is_learnt_are_one_step() -> None:

@@ -24,9 +24,9 @@ def advantages(draft: Draft, options: Options, program: str) -> None:
         if flag(options.take("normalize_advantages", False)):
             draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
         draft.put("algorithm.constant_length", 1, "a response's logprobs are summed, as there")
-        several = common.per_step(draft)[1] > 1  # in one update every ratio is 1
-        of_response = "of each token's ratio; there of the response's, the product over its tokens"
-        clip(draft, options, of_response if several else "")
+        if common.per_step(draft)[1] > 1:  # in one update every ratio is 1
+            draft.put("algorithm.by_response", True, "the ratio is the response's, as there")
+        clip(draft, options)
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
 
