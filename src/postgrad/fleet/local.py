@@ -1,7 +1,7 @@
 """The models of a run in this process: loaded, given an adapter or a head, divided over ranks."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,7 +109,11 @@ class LocalFleet:
         choices = self._context.choices
         backbone = loading.causal(recipe, recipe.reference.model, start, choices, self._ranks)
         backbone.lm.requires_grad_(False)
-        self._divide(backbone, recipe.learner)  # as the policy's, row for row
+        # As the policy's, row for row. Weights that stay float32 beside narrow ones are divided
+        # where nothing is trained, but not in a policy.
+        pieces = policy.optimizer.pieces.items()
+        undivided = [name for name, piece in pieces if not piece.sharded]
+        self._divide(backbone, recipe.learner, undivided=undivided)
         reference = MovingReference(
             backbone,
             policy.temperature,
@@ -286,6 +290,12 @@ class LocalFleet:
         return frozen
 
     def _divide(
-        self, backbone: Backbone, learner: LearnerSettings, stage: ShardingStage | None = None
+        self,
+        backbone: Backbone,
+        learner: LearnerSettings,
+        stage: ShardingStage | None = None,
+        undivided: Collection[str] = (),
     ) -> None:
-        backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload is True)
+        offload = learner.offload is True
+        stage = stage or learner.sharding
+        backbone.divide(self._ranks, stage, offload=offload, undivided=undivided)

@@ -3,7 +3,7 @@ runs at a time.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,11 +141,19 @@ class Backbone:
                 "along the sequence, are not compiled: leave it out"
             )
 
-    def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
+    def divide(
+        self,
+        ranks: Ranks,
+        stage: ShardingStage,
+        *,
+        offload: bool = False,
+        undivided: Collection[str] = (),
+    ) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
         divided weights are held in the host's memory. Of weights that are still in files
         (models.stored) this rank's part is read, and all of those that are not divided. To be
-        called after an adapter was added and before an optimizer takes the weights.
+        called after an adapter was added and before an optimizer takes the weights. undivided:
+        names of weights that `stage` is not to divide.
         """
         lm: Any = self.lm
         require_shareable(lm.config, ranks.grid, stateful=self._stateful)
@@ -153,17 +161,11 @@ class Backbone:
         cut_matrices(lm, ranks)
         experts = cut_experts(lm, ranks)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
-        layers = layers_of(lm)
+        named = lm.named_parameters()
         self.sharding = Sharding(
-            self._forward,
-            layers,
-            [*heads, *routers_in_float32(lm)],
-            stage,
-            ranks,
-            lm.dtype,
-            offload=offload,
-            experts=experts,
-        )
+            self._forward, layers_of(lm), [*heads, *routers_in_float32(lm)], stage, ranks, lm.dtype,
+            offload=offload, experts=experts, undivided=[w for n, w in named if n in undivided],
+        )  # fmt: skip
         realise(lm)
 
     def micro_batches(

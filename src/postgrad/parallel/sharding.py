@@ -122,7 +122,8 @@ class Sharding:
     root: the module that is called. layers: parts of it, each gathered at once when it runs. alone:
     parts that compute in float32 whatever the rest does. compute: the dtype of the rest. offload:
     divided weights lie in the host's memory and are copied to the device to compute. experts: parts
-    of layers that hold only experts which expert parallelism has cut.
+    of layers that hold only experts which expert parallelism has cut. undivided: weights that every
+    rank has whole, beside those that are in no stage divided.
 
     Layers, whose matrices tensor parallelism may have cut, are divided over the ranks with the same
     cut, experts over those with the same experts, other weights over all ranks. All of them only
@@ -140,6 +141,7 @@ class Sharding:
         *,
         offload: bool = False,
         experts: Iterable[nn.Module] = (),
+        undivided: Iterable[nn.Parameter] = (),
     ) -> None:
         self.stage: ShardingStage = stage
         self._modules: list[FSDPModule] = []
@@ -150,6 +152,7 @@ class Sharding:
         alone, layers, experts = [*alone], [*layers], [*experts]
         how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
         how["ignored_params"] = _wide_beside_narrow(root, alone, [*experts, *layers])
+        how["ignored_params"] |= {*undivided}
         if offload:  # of what is divided: frozen weights too then, which are most of an adapter's
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         elif stage != "zero3":
