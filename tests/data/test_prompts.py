@@ -218,6 +218,14 @@ def test_reference_answers_become_text_and_may_be_none(write_rows: WriteRows) ->
     assert answer_of(row, DataSettings(path="x", answer="")) is None
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.00001, "0.00001"), (1e16, "10000000000000000"), (-7.5, "-7.5")]
+)
+def test_a_number_as_answer_is_written_without_an_exponent(value: float, text: str) -> None:
+    row = Row(0, {"question": "?", "answer": value}, "x:1")
+    assert answer_of(row, DataSettings(path="x")) == text
+
+
 def test_a_chat_is_asked_up_to_its_last_user(write_rows: WriteRows, tokenizer: Any) -> None:
     chat = [
         {"role": "user", "content": "a"},

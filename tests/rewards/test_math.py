@@ -2,6 +2,7 @@ import pytest
 
 from postgrad.evaluation.results import wrong_answers
 from postgrad.rewards.math import Math, _form, _multiplied_out, _parse
+from postgrad.rewards.math_text import readable
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 ROWS = r"\begin{pmatrix}1 \\| 2\end{pmatrix}"
@@ -177,3 +178,53 @@ def test_the_right_answer_to_a_list_of_one_text_is_right():
     prompt = PromptView("?", '["1/2"]')
     assert Math().right_answer(prompt) == r"\boxed{1/2}"
     assert reward(Math().right_answer(prompt), prompt.answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "value"),
+    [
+        ("The answer is **1/2**.", "1/2", 1.0),
+        ("The answer is **1/2**.", "1", 0.0),
+        ("**Answer:** **2 + 3**", "5", 1.0),
+        ("It is 2**10 and 2 ** 10", "1024", 1.0),
+        (r"\boxed{1.5e3}", "1500", 1.0),
+        (r"\boxed{1500}", "1.5e3", 1.0),
+        ("The answer is 1.5e3", "1.5", 0.0),
+        ("The answer is 1.5E+3.", "1500", 1.0),
+        (r"\boxed{0.00001}", "1e-05", 1.0),
+        (r"\boxed{e-5}", "1e-05", 0.0),
+        (r"\boxed{e-5}", "e - 5", 1.0),
+        (r"\boxed{2e-5}", r"2e - 5", 1.0),  # Euler's number
+        (r"\boxed{6.02e23}", r"6.02 \times 10^{23}", 1.0),
+        (r"\boxed{1.05\times10^{-34}}", r"6.63 \times 10^{-34}", 0.0),
+        (r"\boxed{6.63\times10^{-34}}", "6.63e-34", 1.0),
+        (r"\boxed{0.0000002}", "0.0000001", 0.0),
+        (r"\boxed{0.001\%}", "0.00001", 1.0),
+        (r"\boxed{0.33333333}", r"\frac{1}{3}", 1.0),
+        (r"\boxed{10\,000}", "10000", 1.0),
+        (r"\boxed{1~234~567.5}", "1234567.5", 1.0),
+        (r"\boxed{10 000}", "10000", 1.0),
+        (r"\boxed{10000}", r"10\ 000", 1.0),
+        (r"\boxed{(1,\ 234)}", "(1, 234)", 1.0),
+        (r"\boxed{0.1\overline{6}}", r"\frac{1}{6}", 1.0),
+        (r"\boxed{-\frac{1}{3}}", r"-0.\overline{3}", 1.0),
+        (r"\boxed{2 1/2}", "5/2", 1.0),
+        ("The answer is 2 1/2", "5/2", 1.0),
+        ("The answer is 2 1/2", "1", 0.0),
+        (r"\boxed{12.}", "12", 1.0),
+        ("The answer is \N{MINUS SIGN}3", "-3", 1.0),
+        (r"\boxed{5 eggs}", "5", 1.0),
+        (r"\boxed{18,000 dollars}", "18000", 1.0),
+        (r"\boxed{18000}", "18,000 dollars", 1.0),
+        (r"\boxed{18}", "18,000 dollars", 0.0),
+        (r"\boxed{5 million}", "5", 0.0),
+        (r"\boxed{3 theta}", "3", 0.0),
+    ],
+)
+def test_usual_notations_of_numbers_are_read_by_their_values(text, answer, value):
+    assert reward(text, answer) == value
+
+
+def test_no_text_takes_long_to_be_made_readable():
+    for part in ("**1 ", "1 ", "1.", r"1\,", "1e", r"\boxed{1 000 ", "1 1/", "a", "*", "1.5e3"):
+        assert isinstance(readable(part * 100_000), str)

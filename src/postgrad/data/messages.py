@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection
+from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -171,6 +172,8 @@ def answer_of(row: Row, settings: DataSettings) -> str | None:
     value = column(row, settings.answer, "data.answer")
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float):  # 0.00001, not 1e-05, which readers of formulas take for e - 5
+        return f"{Decimal(repr(value)):f}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 

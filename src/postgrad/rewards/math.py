@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
+from postgrad.rewards.math_text import readable
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier, only_answer
 
 _FORMULA_NAMES = """
@@ -25,6 +26,8 @@ _LONGEST = 400  # characters of a ballot
 # What is multiplied out for a ballot, so that it takes milliseconds and never a clock.
 _MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER = 200, 64, 10**40
 _PARTS = 6  # of an exponent
+_DIGITS = 25  # of a value that is compared by relative difference
+_TINY_SHARE, _HUGE_SHARE, _HUGE = 0.01, 1e-12, 10**15
 _MOST_SIZES = _MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER
 _TEXTS = re.compile(r'\s*\[\s*"')  # a JSON list of texts begins so, and no formula
 _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
@@ -83,6 +86,7 @@ class Math(Verifier):
                 strict=self.strict,
                 timeout_seconds=None,
             )
+            right = _near(gold, answers, right, self.float_rounding)
         # The matched string: to print a huge parsed power would compute its digits.
         answer = answers[-1][:200] if answers and isinstance(answers[-1], str) else None
         return Score(float(right), {"answer": answer, **({} if right else _ballot(answers))})
@@ -139,6 +143,43 @@ def _value(part: Any) -> float:
     if part.is_Add or part.is_Mul:
         return sum(values) if part.is_Add else math.prod(values)
     return 0.0
+
+
+def _near(gold: Sequence[Any], answers: Sequence[Any], equal: bool, rounding: int) -> bool:
+    """`equal`, but by relative difference for numbers at the ends of the scale: math-verify rounds
+    at decimal places, where all tiny numbers are 0 and huge ones differ by their last bits.
+    """
+    pairs = [(_number(g), _number(a)) for g in gold[:1] for a in answers[:1]]
+    for wanted, number in pairs:
+        if wanted is None or number is None or not wanted:
+            continue
+        off = abs(wanted - number)
+        if abs(wanted) < 10 ** (2 - rounding):
+            return equal and bool(off <= _TINY_SHARE * abs(wanted))
+        if abs(wanted) > _HUGE and any(answer.has(_float()) for answer in (gold[0], answers[0])):
+            return equal or bool(off <= _HUGE_SHARE * abs(wanted))
+    return equal
+
+
+def _float() -> Any:
+    from sympy import Float
+
+    return Float
+
+
+def _number(answer: Any) -> Any:
+    """The value of sums, products and powers of real numbers; None of anything else, such as a
+    percentage, which may be equal to two numbers.
+    """
+    from sympy import Basic, preorder_traversal
+
+    if not isinstance(answer, Basic) or not all(
+        part.is_Number or part.is_NumberSymbol or part.is_Add or part.is_Mul or part.is_Pow
+        for part in preorder_traversal(answer)
+    ):
+        return None
+    value = answer.evalf(_DIGITS)  # pyright: ignore[reportAttributeAccessIssue]
+    return value if value.is_Float or value.is_Integer else None
 
 
 def _alike(gold: Sequence[Any], answers: Sequence[Any]) -> bool:
@@ -277,6 +318,6 @@ def _parse(text: str, boxed_only: bool, fallback: Any = "first_match") -> list[A
 
     if boxed_only and r"\boxed" not in text:
         return []
-    text = _ROW_SPACE.sub(lambda _: r"\\", text.replace(r"\$", ""))
+    text = readable(_ROW_SPACE.sub(lambda _: r"\\", text.replace(r"\$", "")))
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     return parse(text, configs, fallback_mode=fallback, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
