@@ -74,7 +74,8 @@ def test_a_fresh_model_that_begins_to_learn_sets_off_no_alarm() -> None:
         assert look is not None
         memory = look.after
     look = fresh.gradient.look({"policy/grad_norm": 9.98}, memory)
-    assert look is not None and look.message is None
+    assert look is not None
+    assert look.message is None
     assert fresh.repetition.limit > 0.76
     assert own_recipe.gradient == Gradient()
     assert own_recipe.repetition == Repetition()
