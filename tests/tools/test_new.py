@@ -3,12 +3,15 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.disk import full
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
+from postgrad.observe.sentinels.gradient import Gradient
+from postgrad.observe.sentinels.repetition import Repetition
 from postgrad.recipe.load import load_recipe
 from postgrad.tools.new import JOBS, new
 from postgrad.training.start import train
@@ -54,6 +57,28 @@ def test_answers_of_rl_are_longer_and_watched_with_a_model_of_your_own() -> None
     assert (fresh.rollout.max_new_tokens, own_recipe.rollout.max_new_tokens) == (1, 512)
     actions = [recipe.sentinels.truncation.action for recipe in (fresh, own_recipe)]
     assert actions == ["off", "warn"]
+
+
+def test_a_fresh_model_that_begins_to_learn_sets_off_no_alarm() -> None:
+    """Of eight seeds one had a gradient norm of 20.5 medians and later learned
+    all the same; two gave one letter as 61% and 76% of all answers for a while.
+    """
+    new(Path("fresh"), "rl")
+    new(Path("mine"), "rl", "Qwen/Qwen3-0.6B")
+    fresh = load_recipe("fresh/recipe.toml").sentinels
+    own_recipe = load_recipe("mine/recipe.toml").sentinels
+    norms = {"policy/grad_norm": 0.487}
+    memory: Any = {}
+    for _ in range(32):
+        look = fresh.gradient.look(norms, memory)
+        assert look is not None
+        memory = look.after
+    look = fresh.gradient.look({"policy/grad_norm": 9.98}, memory)
+    assert look is not None
+    assert look.message is None
+    assert fresh.repetition.limit > 0.76
+    assert own_recipe.gradient == Gradient()
+    assert own_recipe.repetition == Repetition()
 
 
 def test_a_folder_that_the_finder_of_macos_has_shown_is_still_a_new_one() -> None:

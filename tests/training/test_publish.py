@@ -15,7 +15,7 @@ from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training.publish import Publisher
 from postgrad.training.run import Run
-from postgrad.training.start import train
+from postgrad.training.start import resume, train
 
 
 def test_an_engine_that_keeps_its_old_weights_is_found_after_the_first_update(
@@ -50,14 +50,30 @@ def test_an_evaluation_during_sft_is_of_the_policys_weights_or_none(
         train(make_recipe("sft", eval={"every": 1}), console)
 
 
-def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
+def test_vllm_without_its_environment_is_refused_before_anything_is_written(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POSTGRAD_VLLM_PYTHON", raising=False)
     recipe = make_recipe("rl", rollout={"type": "vllm"})
     with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
         train(recipe, console)
-    assert not (Path(recipe.run_dir) / "init").exists()
+    assert not Path(recipe.run_dir).exists()
+
+
+def test_a_resume_with_vllm_without_its_environment_leaves_the_recipe_as_it_was(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POSTGRAD_VLLM_PYTHON", raising=False)
+    recipe = make_recipe("rl", steps=1)
+    train(recipe, console)
+    written = (run_dir := Path(recipe.run_dir)) / "recipe.json"
+    before, changed = written.read_bytes(), ["--rollout.type", "vllm", "--steps", "2"]
+    with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
+        resume(run_dir, changed, ["rollout.type"], console)
+    again = make_recipe("rl", steps=2, rollout={"type": "vllm"})
+    with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
+        train(again, console, allow_change=["rollout.type"])
+    assert written.read_bytes() == before
 
 
 PROMPT = Prompt(0, np.arange(4, dtype=np.int32), "?", None, "rows", 0)

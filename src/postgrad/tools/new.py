@@ -25,6 +25,8 @@ OF_TRAINED = {
         "data.max_len": "1024",
         "rollout.max_new_tokens": "512",
         "sentinels.truncation.action": "warn",
+        "sentinels.gradient.factor": "20",
+        "sentinels.repetition.limit": "0.5",
     },
 }
 PATH = '[model]\npath = ""\n\n'  # in place of the fresh model's tables

@@ -13,6 +13,7 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.fleet.choices import Choices
+from postgrad.fleet.engines import require_startable
 from postgrad.fleet.session import ClusterSession
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
@@ -80,6 +81,7 @@ def train(
                 "--steps N makes it longer, --overwrite true starts it over"
             )
             return ended
+        _require_engine(recipe)
         _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     else:
         recipe, directory = _new_directory(recipe, path, overwrite=overwrite)
@@ -91,6 +93,7 @@ def train(
 def _new_directory(recipe: Recipe, path: Path, *, overwrite: bool) -> tuple[Recipe, RunDirectory]:
     """The recipe with the commits of what it reads from the hub, and a directory for its run."""
     recipe, hub_sources = pin(recipe)
+    _require_engine(recipe)
     resolved = [source.to_json() for source in hub_sources]
     directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
     if store_of(recipe, directory).steps():
@@ -122,8 +125,16 @@ def resume(
     elsewhere = f"change a copy that {directory.fork_command} makes, or "
     changed = compare(before, recipe, allow_change, run_dir, ways_out=elsewhere)
     require_installed(recipe.observe.loggers)
+    _require_engine(recipe)
     _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     return _execute(recipe, directory, console, allow_change, before)
+
+
+def _require_engine(recipe: Recipe) -> None:
+    """Refuses vLLM without its environment before a run's files are written."""
+    rollout = recipe.rollout_settings
+    if rollout is not None and rollout.type == "vllm":
+        require_startable(recipe)
 
 
 def _summary_of(recipe: Recipe, directory: RunDirectory) -> dict[str, Any] | None:

@@ -44,6 +44,6 @@ class Gradient(Sentinel):
     def _tell(self, role: str, norm: float, times: float) -> str:
         return (
             f"the gradient norm of the {role} is {norm:.3g}, {times:.3g} times the median of its "
-            f"last {self.window} steps (limit {self.factor:g}): look at this step's samples; bound "
-            "it with learner.max_grad_norm, or lower learner.lr"
+            f"last {self.window} steps (limit {self.factor:g}): look at this step's samples; a "
+            "learner.max_grad_norm above 0 bounds such a step; lower learner.lr if they go on"
         )
