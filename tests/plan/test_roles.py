@@ -286,9 +286,10 @@ def test_a_teacher_that_reads_the_rows_once_computes_in_no_update() -> None:
     assert weights == {"load": 2 * WHOLE, "score": 2 * WHOLE}  # it is freed before the updates
 
 
-def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
+def test_what_a_teacher_said_of_the_rows_lies_in_a_file() -> None:
     """Of each token 64 ids, 64 log-probabilities and that of all others, of four bytes each. Rows
-    of unknown length count as the longest, of 2048 tokens; an update has 32.
+    of unknown length count as the longest, of 2048 tokens; an update has 32. The last 4 MiB are in
+    memory.
     """
     recipe = taught(
         "sft", "--teacher.top_k", "64", "--learner.ranks", "1", "--learner.sharding", "none",
@@ -298,11 +299,13 @@ def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
     run_plan = make_plan(recipe, facts)
     each = 4 * 129
     assert lines(run_plan, 0)["run", "what the teacher said"] == dict.fromkeys(
-        ("rollout", "score", "update", "save"), each * 100 * 2048
+        ("rollout", "score", "update", "save"), 4 * 2**20
     )
+    few = make_plan(recipe, Facts(shape_of_model, parse_hardware("CPU"), rows=1))
+    assert set(lines(few, 0)["run", "what the teacher said"].values()) == {each * 2048}
     update = lines(run_plan, 0)["policy", "the teacher's tokens of an update"]
     assert update == {"update": 2 * each * 32 * 2048}
-    assert any("106 MB in the first process" in note for note in Page(run_plan, ()).notes())
+    assert any("106 MB in a file" in note for note in Page(run_plan, ()).notes())
     on_card = make_plan(recipe, Facts(shape_of_model, parse_hardware("H200")))
     assert ("run", "what the teacher said") not in lines(on_card, 0)  # it is the host's
     update = lines(on_card, 0)["policy", "the teacher's tokens of an update"]

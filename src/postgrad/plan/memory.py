@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
+from postgrad.data.packed import IN_MEMORY
 from postgrad.models.towers import KEPT_BYTES
 from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
@@ -295,7 +296,7 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
     if roles[0].name == "policy":
         yield MemoryLine("run", "samples ahead", always(ahead_bytes(recipe)))
     if (each := stored_bytes(recipe)) and (rows := passes.lengths.rows):
-        kept = int(each * rows * passes.lengths.computed(1))
+        kept = min(IN_MEMORY, int(each * rows * passes.lengths.computed(1)))  # the rest in a file
         yield MemoryLine("run", "what the teacher said", {p: kept for p in PHASES if p != "load"})
     if pixels := _processed(roles, passes.lengths):
         yield MemoryLine("run", "processed images", {p: pixels for p in PHASES if p != "load"})

@@ -212,10 +212,11 @@ def _teacher_note(recipe: Recipe) -> Iterator[str]:
 def _stored(each: int, lengths: RowLengths) -> str:
     """Where what a teacher says of the rows is kept. each: bytes of a token."""
     if not lengths.rows:
-        where = "in the first process; their number is unknown here (--rows)"
+        where = "in a file in the cache folder; their number is unknown here (--rows)"
         return f"what the teacher says takes {each} bytes a token of all rows, {where}"
     kept = each * lengths.rows * lengths.computed(1)
-    return f"what the teacher says of the rows takes {kept / 1e6:.3g} MB in the first process"
+    where = "in a file in the cache folder"
+    return f"what the teacher says of the rows takes {kept / 1e6:.3g} MB {where}"
 
 
 def _no_place(plan: RunPlan) -> str | None:
