@@ -52,7 +52,7 @@ class RolloutBatch:
         ]
         rollouts = [rollout for _, _, rollout, _ in rows]
         prompts = [rollout.read_prompt(group.prompt) for _, group, rollout, _ in rows]
-        columns = _Columns.of(prompts, rollouts)
+        columns = _TokenColumns.of(prompts, rollouts)
         pairs = list(zip(prompts, rollouts, strict=True))
         return cls(
             sequences=Sequences(
@@ -81,7 +81,7 @@ class RolloutBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _TokenColumns:
     """Columns over the tokens of all samples. A step may have ten thousand samples, for which a
     GPU waits: each column is filled at once, and not sample by sample.
     """
@@ -92,7 +92,9 @@ class _Columns:
     begins: NDArray[np.int64]  # [S] the first token of each response
 
     @classmethod
-    def of(cls, prompts: Sequence[NDArray[np.int32]], rollouts: Sequence[Rollout]) -> "_Columns":
+    def of(
+        cls, prompts: Sequence[NDArray[np.int32]], rollouts: Sequence[Rollout]
+    ) -> "_TokenColumns":
         """prompts: what was read before each sample's first turn."""
         pieces, policy, prompt = list[NDArray[np.int32]](), list[bool](), list[bool]()
         sizes = np.zeros(len(rollouts), np.int64)
@@ -127,7 +129,7 @@ class _Columns:
         return self.tokens.like(values)
 
     def versions(self, rollouts: Sequence[Rollout]) -> Ragged | None:
-        """The column `versions`."""
+        """The policy version of each token; None where a rollout lacks that of any."""
         spans = [span for rollout in rollouts for span in rollout.versions]
         numbers, counts = np.array(spans, np.int64).reshape(-1, 2).T
         recorded = [sum(count for _, count in rollout.versions) for rollout in rollouts]
