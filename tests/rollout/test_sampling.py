@@ -21,7 +21,7 @@ from postgrad.core.records import EpisodeFailure, Prompt, ScoredGroup
 from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.sampling import GroupSampler, sample_groups
+from postgrad.rollout.sampling import GroupSampler, OpenGroup, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 SAMPLING = SamplingSettings(max_new_tokens=40)
@@ -228,6 +228,19 @@ def test_a_turn_before_a_reply_without_tokens_keeps_its_reward():
 
     (group,) = sampled(Ticking(lambda *_: 2), Replies(silent), tickets=1, samples=1)
     assert group.rollouts[0].columns["turn_rewards"].tolist() == [0, 1, 0, 2, 0, 3]
+
+
+def test_waiting_for_many_prompts_looks_at_each_of_them_a_few_times(monkeypatch):
+    """Looked at whenever a turn ended, 8192 prompts took a minute of a step."""
+    looks, ended = [0], OpenGroup.ended.fget
+
+    def counted(group: OpenGroup) -> bool:
+        looks[0] += 1
+        return ended(group)
+
+    monkeypatch.setattr(OpenGroup, "ended", property(counted))
+    sampled(Ticking(lambda ticket, *_: 1 + ticket % 3, slots=2), Replies(at_once), 60, 1)
+    assert looks[0] < 20 * 60
 
 
 class Refusing(Chosen):

@@ -2,9 +2,10 @@
 good), and which may be under way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +154,52 @@ class Schedule:
         if self.version == self.taken:
             raise ValueError(f"version {self.version + 1} has no step that made it")
         self.version += 1
+
+
+class Progressing(Protocol):
+    """The part of rollout.sampling.OpenGroup that is looked at."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its samples is under way."""
+        ...
+
+    @property
+    def decoding(self) -> int:
+        """How many of its samples an engine works on at the moment."""
+        ...
+
+
+class AwaitedTickets:
+    """Which of some tickets have not ended, and which of these an engine decodes. Only what has
+    changed is looked at: turns end one by one, and a step may have thousands of tickets.
+    """
+
+    def __init__(
+        self, groups: Mapping[int, Progressing], tickets: Iterable[int], streams: int
+    ) -> None:
+        self._groups = groups
+        self.left = set(tickets)
+        self._decoding: list[set[int]] = [set() for _ in range(streams)]
+        self.look_at(tuple(self.left))
+
+    @property
+    def streams(self) -> set[int]:
+        """The streams in which any of them is decoded."""
+        return {stream for stream, tickets in enumerate(self._decoding) if tickets}
+
+    def decoding_beside(self, held: Collection[int]) -> set[int]:
+        """Those that are decoded in other streams than `held`."""
+        rest = (tickets for stream, tickets in enumerate(self._decoding) if stream not in held)
+        return set[int]().union(*rest)
+
+    def look_at(self, tickets: Iterable[int]) -> None:
+        """Samples of these have ended a turn, or were answered."""
+        for ticket in self.left.intersection(tickets):
+            group, decoding = self._groups[ticket], self._decoding[ticket % len(self._decoding)]
+            if group.decoding:
+                decoding.add(ticket)
+            else:
+                decoding.discard(ticket)
+            if group.ended:
+                self.left.remove(ticket)

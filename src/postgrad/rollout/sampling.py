@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from postgrad.core.cursor import AwaitedTickets
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Engine, Request
@@ -218,21 +219,25 @@ class GroupSampler:
         """Samples until all of `tickets` have ended. Gives the tickets of the turns that end, as
         they do.
         """
-        tickets = tuple(tickets)
-        while awaited := {ticket for ticket in tickets if not self.groups[ticket].ended}:
+        streams = self._streams
+        awaited = AwaitedTickets(self.groups, tickets, streams)
+        while awaited.left:
             due = self._due(awaited)
             ready = [steps for steps in due if all(step.ended for step in steps)]
             if ready:
-                yield self._observe([step for steps in ready for step in steps])
+                observed = self._observe([step for steps in ready for step in steps])
+                awaited.look_at(observed)
+                yield observed
                 continue
-            held = {step.ticket % self._streams for steps in due for step in steps}
-            decoding = (ticket for ticket in awaited if self.groups[ticket].decoding)
-            asked = {ticket for ticket in decoding if ticket % self._streams not in held}
+            held = {step.ticket % streams for steps in due for step in steps}
+            asked = awaited.decoding_beside(held)
             if asked or not due:
                 completions = self._engine.completed(asked)
                 if not completions:
                     raise Starved("the engine has nothing to do, and samples are missing")
-                if ended := self._answered(completions):
+                ended = self._answered(completions)
+                awaited.look_at({completion.ticket for completion in completions} | ended)
+                if ended:
                     yield ended
                 continue
             open_steps = [step.work.handle for steps in due for step in steps if not step.ended]
@@ -245,17 +250,16 @@ class GroupSampler:
         self._take(completions)
         return set() if self._beside else self._observe(list(self._steps))
 
-    def _due(self, awaited: Collection[int]) -> list[list["_OpenStep"]]:
+    def _due(self, awaited: AwaitedTickets) -> list[list["_OpenStep"]]:
         """The steps of environments whose observations enter the engine next: all of an inner list
         at once, before anything else is decoded in their stream.
         """
         if not self._exact:
             ended = [step for step in self._steps if step.ended]
-            if ended or any(self.groups[ticket].decoding for ticket in awaited):
+            if ended or awaited.streams:
                 return [ended] if ended else []
             return [[step] for step in self._steps]
-        decodes = {ticket % self._streams for ticket in awaited if self.groups[ticket].decoding}
-        due: list[list[_OpenStep]] = []
+        decodes, due = awaited.streams, list[list[_OpenStep]]()
         for stream in dict.fromkeys(step.ticket % self._streams for step in self._steps):
             steps = [step for step in self._steps if step.ticket % self._streams == stream]
             kept = self._spec.environments.concurrent if stream in decodes else 0
