@@ -199,6 +199,7 @@ def test_the_right_answer_to_a_list_of_one_text_is_right():
         (r"\boxed{1.05\times10^{-34}}", r"6.63 \times 10^{-34}", 0.0),
         (r"\boxed{6.63\times10^{-34}}", "6.63e-34", 1.0),
         (r"\boxed{0.0000002}", "0.0000001", 0.0),
+        (r"\boxed{1.0512\times10^{-7}}", "0.000000105", 1.0),
         (r"\boxed{0.001\%}", "0.00001", 1.0),
         (r"\boxed{0.33333333}", r"\frac{1}{3}", 1.0),
         (r"\boxed{10\,000}", "10000", 1.0),
@@ -223,6 +224,11 @@ def test_the_right_answer_to_a_list_of_one_text_is_right():
 )
 def test_usual_notations_of_numbers_are_read_by_their_values(text, answer, value):
     assert reward(text, answer) == value
+
+
+def test_decimal_places_that_a_recipe_asks_for_are_enough_for_numbers_that_have_them():
+    prompt, right = PromptView("?", r"\frac{1}{3}"), Math(float_rounding=2)
+    assert right.score(prompt, RolloutView(r"\boxed{0.33}", "stop", 1, 0)).value == 1.0
 
 
 def test_no_text_takes_long_to_be_made_readable():

@@ -147,14 +147,15 @@ def _value(part: Any) -> float:
 
 def _near(gold: Sequence[Any], answers: Sequence[Any], equal: bool, rounding: int) -> bool:
     """`equal`, but by relative difference for numbers at the ends of the scale: math-verify rounds
-    at decimal places, where all tiny numbers are 0 and huge ones differ by their last bits.
+    to `rounding` decimal places, which leaves nothing of tiny numbers, and huge ones differ by
+    their last bits.
     """
     pairs = [(_number(g), _number(a)) for g in gold[:1] for a in answers[:1]]
     for wanted, number in pairs:
         if wanted is None or number is None or not wanted:
             continue
         off = abs(wanted - number)
-        if abs(wanted) < 10 ** (2 - rounding):
+        if abs(wanted) < 10.0**-rounding:
             return equal and bool(off <= _TINY_SHARE * abs(wanted))
         if abs(wanted) > _HUGE and any(answer.has(_float()) for answer in (gold[0], answers[0])):
             return equal or bool(off <= _HUGE_SHARE * abs(wanted))
