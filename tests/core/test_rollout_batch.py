@@ -75,7 +75,10 @@ def test_every_column_has_a_samples_prompt_and_turns_in_their_order(drawn: list)
             versions += [version] * length
         np.testing.assert_array_equal(batch.sequences.tokens.row(row), tokens)
         np.testing.assert_array_equal(batch.sequences.loss_mask.row(row), mask)
-        np.testing.assert_array_equal(batch.sampled_logprobs.row(row), np.float32(logprobs))
+        np.testing.assert_array_equal(
+            batch.sampled_logprobs.row(row), np.array(logprobs, np.float32)
+        )
+        assert batch.versions is not None
         of_row = batch.versions.row(row)
         np.testing.assert_array_equal(of_row[of_row >= 0], versions)
         np.testing.assert_array_equal(of_row >= 0, mask)
