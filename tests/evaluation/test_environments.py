@@ -1,5 +1,6 @@
 """Whole runs in an environment: evaluation plays, rewards reach the update, resumes are exact."""
 
+import json
 import string
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.chat import HERMES, chat_tokenizer
+from helpers.chat_server import Answer, chat_server
 from helpers.runs import Killed, assert_same_run, kill_after, lines, train_until_killed
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
@@ -18,6 +20,8 @@ from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.exported import roles_of
 from postgrad.fleet.learned import scorer_of
+from postgrad.models.fresh import make_fresh
+from postgrad.models.settings import ModelInit
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.rollout.environments.chat import dialogue
@@ -111,6 +115,23 @@ def test_sft_learns_from_a_games_conversations_and_is_evaluated_by_playing(
     report = evaluate(recipe, str(export(run, "latest", run / "exported")), console)
     assert report["rows"] == 3
     assert report["sets"][0]["environment/turns"] >= 1.0
+
+
+@pytest.mark.parametrize(("turns", "length"), [(1, 0.0), (3, 70.0)])
+def test_a_server_that_says_nothing_gets_the_rewards_of_its_turns(
+    game: Any, console: Console, tmp_path: Path, turns: int, length: float
+) -> None:
+    """Its answers have no tokens at which a reward could stand; replies of the game may have."""
+    nothing = json.dumps({"choices": [{"text": "", "finish_reason": "stop"}]}).encode()
+    path = tmp_path / "model"
+    make_fresh(ModelInit.model_validate(GAME["model"]["init"]), [], 0, path)
+    with chat_server(lambda prompt, times: Answer(raw=nothing)) as server:
+        options = {"base_url": server.url, "model": "theirs", "endpoint": "completions"}
+        rollout = {"type": "openai", "openai": options}
+        asked = game(environment={"max_turns": turns}, rollout=rollout)
+        (report,) = evaluate(asked, str(path), console)["sets"]
+    assert report["reward/environment"] == report["reward"] == -0.25 * turns
+    assert (report["response_length"], report["failed"]) == (length, 0)
 
 
 @pytest.mark.slow

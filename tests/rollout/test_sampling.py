@@ -19,7 +19,13 @@ from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt, ScoredGroup
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Environments, Observation, SamplingSpec, Step
+from postgrad.rollout.environment import (
+    Environments,
+    Observation,
+    OpenSample,
+    SamplingSpec,
+    Step,
+)
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import GroupSampler, OpenGroup, sample_groups
 from postgrad.rollout.settings import SamplingSettings
@@ -228,6 +234,23 @@ def test_a_turn_before_a_reply_without_tokens_keeps_its_reward():
 
     (group,) = sampled(Ticking(lambda *_: 2), Replies(silent), tickets=1, samples=1)
     assert group.rollouts[0].columns["turn_rewards"].tolist() == [0, 1, 0, 2, 0, 3]
+
+
+@pytest.mark.parametrize("lengths", [(0, 2, 1), (0, 0, 0)])
+def test_the_reward_of_an_empty_turn_before_any_token_is_at_the_first(lengths: tuple[int, ...]):
+    """A server may answer nothing. It was at the episode's last token; with none, an error."""
+
+    def silent(response: Completion, reply: Observation) -> Future[Observation]:
+        return done(Observation(reply.token_ids[:0], reply.done, reward=1.0 + response.turn))
+
+    spec = SamplingSpec(1, SAMPLING, 0, Environments({None: Replies(silent)}))
+    sample = OpenSample(Numbers(100).draw(0, 0), 0, spec)
+    for turn, length in enumerate(lengths):
+        ids, logprobs = np.full(length, 65, np.int32), np.zeros(length, np.float32)
+        written = Completion(0, 0, turn, ids, logprobs, "stop", ((0, length),), "")
+        sample.observe(sample.take(written).result())
+    expected = [1.0, 2.0, 3.0] if any(lengths) else [6.0]
+    assert sample.rollout(Words()).columns["turn_rewards"].tolist() == expected
 
 
 def test_waiting_for_many_prompts_looks_at_each_of_them_a_few_times(monkeypatch):

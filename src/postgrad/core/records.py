@@ -109,7 +109,8 @@ class Rollout:
     versions: tuple[tuple[int, int], ...]
     text: str  # all turns decoded, without special tokens
     # More values per token, [R] each: "turn_rewards" of an environment, not weighted, and
-    # "step_rewards", the weighted parts of the total that belong to single steps.
+    # "step_rewards", the weighted parts of the total that belong to single steps. Where R is 0,
+    # "turn_rewards" is one value, for verifiers and files alone: nobody learns from the sample.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     # What verifiers read after several turns, the text of the last one; None: they read `text`.
     answer: str | None = None

@@ -338,14 +338,15 @@ class OpenSample:
 
     def rollout(self, tokenizer: Any) -> Rollout:
         """The record of the ended sample. Where any turn has a reward, the column turn_rewards has
-        it at the turn's last token, 0 elsewhere.
+        it at the turn's last token, 0 elsewhere. Of a sample without any token it is one value.
         """
         prompt_experts, turns = self._transcript.with_experts()
         tokens = Ragged.of((turn.token_ids for turn in turns), np.int32).values
         columns: dict[str, Any] = {}
         if any(self._rewards):
-            ends = np.cumsum([len(turn.token_ids) for turn in turns]) - 1
-            turn_rewards = np.zeros(len(tokens), np.float32)
+            # A server's answer may have no tokens: before the first one a turn ends at it.
+            ends = np.maximum(np.cumsum([len(turn.token_ids) for turn in turns]) - 1, 0)
+            turn_rewards = np.zeros(max(1, len(tokens)), np.float32)
             # added: a reply without tokens ends where the turn before it does
             np.add.at(turn_rewards, ends, self._rewards)
             columns["turn_rewards"] = turn_rewards
