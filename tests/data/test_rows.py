@@ -218,6 +218,9 @@ def test_a_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
     path.write_text('{"answer": NaN}', "utf-8")
     with pytest.raises(UsageError, match="NaN is not JSON"):
         read(path)
+    path.write_text('{"answer": "1"}\n{"answer": [-1E400]}', "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:2: not JSON: -1E400 is larger than any float"):
+        read(path)
     path.write_text('{"answer": ' + "[" * 100_000 + "]" * 100_000 + "}", "utf-8")
     with pytest.raises(
         UsageError, match=rf"{path}:1: not JSON: it is nested deeper than 100 levels"
