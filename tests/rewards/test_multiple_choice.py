@@ -60,6 +60,22 @@ def test_b_is_read(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("It is small: <answer>x < 3</answer>", "A"),
+        ("<answer>B. x > 3</answer>", "B"),
+        ("<ANSWER>a < b < c</ANSWER>", "C"),
+        ("<answer>x <answer>x < 3</answer></answer>", "A"),
+        ("Say <answer> and <answer>C</answer> or so.", "C"),
+        ("<answer>x < 3", None),
+    ],
+)
+def test_an_option_between_tags_may_have_a_sign_that_opens_tags(text, label):
+    scored = score(text, label or "A", ("x < 3", "x > 3", "a < b < c"))
+    assert (scored.value, scored.detail) == (float(label is not None), {"answer": label})
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -15,7 +15,7 @@ _WRAPPING = _MARKUP + "()[]{}<>.,:;!"  # around a label; in a text brackets may 
 _GROUP = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|boxed)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\(?:left|right|[,;! ])")
 _MARKED = re.compile(
-    r"\\boxed\s*\{(?P<boxed>(?:[^{}]|\{[^{}]*+\})*+)\}|<answer>(?P<tag>[^<]*+)</answer>",
+    r"\\boxed\s*\{(?P<boxed>(?:[^{}]|\{[^{}]*+\})*+)\}|<answer>(?P<tag>(?:[^<]|<(?!/?answer>))*+)</answer>",
     re.IGNORECASE,
 )
 _DECLARED = re.compile(
