@@ -132,7 +132,7 @@ def says_nothing(message: Mapping[str, Any]) -> bool:
     """Whether a message has no text, no reasoning and no call of a tool."""
     if message["content"].strip():
         return False
-    thoughts = (message.get(key) or "" for key in REASONING)
+    thoughts = [text for key in REASONING if isinstance(text := message.get(key), str)]
     return not any(map(str.strip, thoughts)) and not message.get("tool_calls")
 
 
