@@ -15,9 +15,9 @@ def called(name: str, content: str = "") -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
-def chat(*said: str | dict[str, Any]) -> list[dict[str, Any]]:
+def chat(*turns: str | dict[str, Any]) -> list[dict[str, Any]]:
     """Texts are of the user."""
-    return [{"role": "user", "content": m} if isinstance(m, str) else m for m in said]
+    return [{"role": "user", "content": m} if isinstance(m, str) else m for m in turns]
 
 
 def result(content: str) -> dict[str, Any]:
