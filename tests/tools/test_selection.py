@@ -124,6 +124,12 @@ def test_a_recipe_names_its_system_messages_to_the_selection(make_recipe: MakeRe
     assert selection_for(make_recipe("rl")).systems == ()
 
 
+def test_the_folder_of_the_rows_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    to = tmp_path / "new" / "folder" / "rows.jsonl"
+    assert select([[sample(0, 1.0)]], RowSelection(), to, "abc").counts["rows"] == 1
+    assert to.read_text("utf-8").count("\n") == 1
+
+
 def test_every_prompt_is_accounted_for(tmp_path: Path) -> None:
     groups = [
         [sample(0, 1.0, 0), sample(1, 0.0, 0)],

@@ -90,12 +90,11 @@ def select(
     carries beside dataset, row and samples. Raises UsageError for another suffix and for rows that
     one Parquet column cannot hold.
     """
-    if to.suffix not in (JSONL, PARQUET):
-        raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
+    require_rows_file(to)
     counts: Counter[str] = Counter(prompts=0, samples=0, rows=0)
     rows = _rows(groups, selection, counts, generated)
-    for half in left_behind(to.parent, [to.name]):  # of a command that was killed
-        remove(half)
+    for half in left_behind(to.parent, [to.name]) if to.parent.is_dir() else ():
+        remove(half)  # of a command that was killed
     with whole_file(to) as written:
         if to.suffix == JSONL:
             with written.open("wb") as file:
@@ -103,6 +102,12 @@ def select(
         else:
             _write_parquet(written, list(rows), to)
     return Selected(to, dict(counts))
+
+
+def require_rows_file(to: Path) -> None:
+    """Raises UsageError where rows cannot be written to a file of this name."""
+    if to.suffix not in (JSONL, PARQUET):
+        raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
 
 
 def _write_parquet(written: Path, rows: list[Sample], to: Path) -> None:
