@@ -109,6 +109,16 @@ def test_help_and_version_need_no_recipe(files: Files) -> None:
     assert "doctor" in out
 
 
+def test_a_file_that_rows_cannot_be_written_to_is_refused_before_anything_is_sampled(
+    files: Files,
+) -> None:
+    words = ["generate", files.recipe, "--to", files.folder / "to", "--rows-to"]
+    code, _, err = files.run(*words, "rows.csv")
+    assert (code, err) == (2, "postgrad: rows.csv: rows are written as .jsonl or .parquet\n")
+    _, _, err = files.run(*words, "rows.jsonl")
+    assert "the recipe's model is a fresh one" in err  # the next that is wrong here
+
+
 def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> None:
     files.rl()
     held_out = files.folder / "held_out.jsonl"

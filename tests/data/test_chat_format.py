@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from postgrad.data.chat_format import SHAPE, messages_of, tools_of
+from postgrad.data.chat_format import REASONING, SHAPE, messages_of, says_nothing, tools_of
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -159,3 +159,16 @@ def test_messages_as_json_text_are_read_as_strictly_as_a_file(text: str, problem
 def test_what_is_no_conversation_is_named_with_its_message(stored: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         messages_of(stored, strip=False)
+
+
+@pytest.mark.parametrize("stored", [True, 7, ["a"], {"effort": "high"}])
+@pytest.mark.parametrize("key", REASONING)
+def test_a_key_of_thoughts_that_is_no_text_says_nothing(key: str, stored: Any) -> None:
+    asked = {"role": "user", "content": "a"}
+    blank, called = (
+        messages_of([asked, {"role": "assistant", "content": "", key: stored, **more}], strip=False)
+        for more in ({}, {"tool_calls": [{"name": "f", "arguments": {}}]})
+    )
+    assert says_nothing(blank[1])
+    assert not says_nothing(called[1])
+    assert not says_nothing({**blank[1], "content": "b"})

@@ -179,7 +179,15 @@ def test_a_number_that_is_none_is_null(value: float, tmp_path: Path) -> None:
     assert [row["x"] for _, row in read_file(path)] == [None, 1.5]
 
 
-@pytest.mark.parametrize("name", ["a margin beyond floats", "a margin of 400 digits"])
+def test_a_margin_that_would_be_read_as_infinity_is_refused_as_it_is_read(
+    tmp_path: Path, bytewise: Any
+) -> None:
+    path, _ = written("a margin beyond floats", tmp_path)
+    with pytest.raises(UsageError, match=r"rows.jsonl:1: not JSON: 1e999 is larger than any float"):
+        load_pairs(PairSettings(path=str(path), margin="m"), bytewise)
+
+
+@pytest.mark.parametrize("name", ["a margin beyond 32 bits", "a margin of 400 digits"])
 def test_a_margin_that_no_float_holds_is_refused(name: str, tmp_path: Path, bytewise: Any) -> None:
     path, _ = written(name, tmp_path)
     with pytest.raises(UsageError, match=r"rows.jsonl:1: column 'm' of row 0 is .*data.margin"):

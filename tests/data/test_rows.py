@@ -174,6 +174,16 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
         next(rows)
 
 
+def test_nothing_is_read_behind_the_last_row_of_a_slice(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"answer": "0"}\n{"answer": "1"}\nbroken\n', "utf-8")
+    assert read(path, split="train[:2]") == ALL[:2]
+    assert read(path, split="train[1:2]") == ALL[1:2]
+    for split in ("train[:3]", "train[1:]", "train[:0]"):  # [:0] says of how many rows it has none
+        with pytest.raises(UsageError, match=r"rows.jsonl:3: not JSON"):
+            read(path, split=split)
+
+
 def test_a_limit_takes_the_first_rows_of_a_slice(write_rows: WriteRows) -> None:
     assert read(write_rows(ROWS), split="train[2:]", limit=2) == ALL[2:4]
 
@@ -207,6 +217,9 @@ def test_a_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
         read(path)
     path.write_text('{"answer": NaN}', "utf-8")
     with pytest.raises(UsageError, match="NaN is not JSON"):
+        read(path)
+    path.write_text('{"answer": "1"}\n{"answer": [-1E400]}', "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:2: not JSON: -1E400 is larger than any float"):
         read(path)
     path.write_text('{"answer": ' + "[" * 100_000 + "]" * 100_000 + "}", "utf-8")
     with pytest.raises(

@@ -169,6 +169,7 @@ PAIRS: dict[str, bytes] = {
                                     "chosen": "b", "rejected": "c"}),
     "half a pair": b'{"prompt": "a", "chosen": "\\ud800", "rejected": "c"}\n',
     "a margin beyond floats": _MARGIN % b"1e999",
+    "a margin beyond 32 bits": _MARGIN % b"1e300",
     "a margin of 400 digits": _MARGIN % (b"9" * 400),
     "a margin that is text": _MARGIN % b'"1"',
     "a margin that is true": _MARGIN % b"true",

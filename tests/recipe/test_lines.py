@@ -70,6 +70,12 @@ def test_a_table_without_a_line_of_its_own_begins_with_what_is_in_it() -> None:
     assert line_of(lines, ("model", "revision")) == 4
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_a_character_that_ends_lines_elsewhere_ends_none_in_toml(character: str) -> None:
+    text = f"# a{character}b\njob = 'x{character}y'\nsteps = 1\n"
+    assert key_lines(text) == {("job",): 2, ("steps",): 3}
+
+
 NAMES = st.lists(st.text("abcdefgh_-", min_size=1, max_size=6), min_size=1, max_size=6, unique=True)
 VALUES = ["1", '"a = 1"', "[1,\n2]", "'''\n[x]\n'''", "{ z = 1 } # c", "true"]
 

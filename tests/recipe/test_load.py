@@ -462,6 +462,34 @@ def test_how_columns_become_questions_is_taken_over_unless_a_set_names_its_own(
         assert (eval_set.chat_template, eval_set.filter) == ("{{ x }}", "")
 
 
+def test_tools_and_images_are_read_in_evaluation_as_in_training_unless_a_set_names_columns(
+    write: Write,
+) -> None:
+    data = '[data]\npath = "a.jsonl"\ntools = "functions"\nimages = ""\n'
+    for eval_lines, wanted in (
+        ("greedy = true", ("functions", "")),
+        ('tools = ""', ("", "")),
+        ('messages = "chat"', ("tools", "images")),
+    ):
+        text = f'job = "sft"\nrun_dir = "r"\nsteps = 1\n{data}[eval]\npath = "b.jsonl"\n'
+        text += f'{eval_lines}\n[model]\npath = "m"\n[[rewards]]\ntype = "math"\n'
+        eval_set = load_recipe(write(text=text)).eval.sets[0]
+        assert (eval_set.tools, eval_set.images) == wanted, eval_lines
+
+
+def test_steps_are_judged_in_evaluation_as_they_are_written_in_training(write: Write) -> None:
+    keys = {"completions": "steps", "labels": "ratings", "separator": "\n", "step_mark": "x",
+            "neutral": 0.5}  # fmt: skip
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    text = f'job = "reward"\nrun_dir = "r"\nsteps = 1\n[data]\npath = "a.jsonl"\n{lines}\n'
+    text += '[eval]\npath = "b.jsonl"\n[model]\npath = "m"\n'
+    text += '[algorithm]\ntype = "process_reward"\n'
+    (eval_set,) = load_recipe(write(text=text)).eval.sets
+    assert {key: getattr(eval_set, key) for key in keys} == keys
+    (eval_set,) = load_recipe(write(text=text), ["--eval.separator", "|"]).eval.sets
+    assert (eval_set.separator, eval_set.labels) == ("|", "ratings")
+
+
 def test_several_evaluation_sets_have_names(write: Write) -> None:
     several = '[eval]\nevery = 5\n[[eval.sets]]\nname = "a"\n[[eval.sets]]\nname = "b"\nlimit = 3'
     path = write(('[eval]\nsplit = "test"\nevery = 5', several))

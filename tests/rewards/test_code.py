@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
 from postgrad.rewards import code
-from postgrad.rewards.code import Code, last_block
+from postgrad.rewards.code import Code, last_block, program_in
 from postgrad.rewards.code_tests import (
     AssertionTest,
     CallTest,
@@ -53,6 +53,25 @@ def test_the_program_is_the_last_block_that_is_python_or_has_no_label():
     assert last_block("```python\n'''\n```json\n'''\n```\n") == "'''\n```json\n'''\n"
     assert last_block("print(1)") is None
     assert last_block("```python\n1") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("1. So:\n\n   ```python\n   if x:\n       y\n\n   z\n   ```\n", "if x:\n    y\n\nz\n"),
+        ("\t```\n\tif x:\n\t\ty\n\t```", "if x:\n\ty\n"),
+        ("  ```\nif x:\n  y\n  ```", "if x:\n  y\n"),  # the fence alone is indented
+        ("```\n    return x\n```", "    return x\n"),  # the rest of a function in `prefix`
+        ("x", None),
+    ],
+)
+def test_a_program_loses_the_indentation_of_its_fence_and_keeps_its_own(text, program):
+    assert program_in(text) == program
+
+
+def test_a_right_program_in_a_list_of_steps_passes():
+    listed = f"1. Read and add:\n\n   ```python\n   for _ in [0]:\n       {READ}\n   ```\n2. Done."
+    assert Code().score(PromptView("?", json.dumps(SUM)), RolloutView(listed)).value == 1.0
 
 
 @given(st.text(alphabet="`py\n 1", max_size=60))

@@ -1,5 +1,6 @@
 """Comparisons with a tolerance: numbers that no float holds, and words that are no numbers."""
 
+import json
 import math
 from fractions import Fraction
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.rewards.code_tests import same_text, same_value
+from postgrad.rewards.code_tests import CallTest, read_tests, same_text, same_value
 from postgrad.rewards.sandbox.values import encode
 
 HUGE = 10**400
@@ -87,3 +88,11 @@ def test_an_integer_of_many_digits_equals_itself_and_no_other():
     for nothing in ("x", "", 7, None):
         with pytest.raises((ValueError, TypeError)):
             same_value(3, {"integer": nothing})
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_an_argument_may_hold_any_character_that_ends_lines_elsewhere(separator):
+    text = json.dumps(f"a{separator}b", ensure_ascii=False)
+    case = {"input": f"{text}\r\n7\n", "output": text, "testtype": "functional"}
+    wanted = f"a{separator}b"
+    assert read_tests([case], "f") == [CallTest("f", (wanted, 7), wanted)]

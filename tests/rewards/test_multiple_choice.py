@@ -42,6 +42,14 @@ def score(text, answer="B", choices=("cat", "dog", "bird"), **settings):
         "The best choice is B; it barks.",
         "The answer is dog.",
         "The answer is dog, as it barks.",
+        "The answer is therefore (B).",
+        "The correct answer is most likely **B**.",
+        "The answer is clearly option B, because it barks.",
+        "The best option is thus dog.",
+        "The answer cannot be A, since it barks.\n\nB",
+        "The answer can't possibly be A.\n\nThe answer is B.",
+        "The right choice should never be C.\nB",
+        "The answer can only be B",
         r"It barks: \boxed{B}",
         r"It barks: $\boxed{\text{(B) dog}}$.",
         r"\boxed{\text{dog}}",
@@ -60,6 +68,22 @@ def test_b_is_read(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("It is small: <answer>x < 3</answer>", "A"),
+        ("<answer>B. x > 3</answer>", "B"),
+        ("<ANSWER>a < b < c</ANSWER>", "C"),
+        ("<answer>x <answer>x < 3</answer></answer>", "A"),
+        ("Say <answer> and <answer>C</answer> or so.", "C"),
+        ("<answer>x < 3", None),
+    ],
+)
+def test_an_option_between_tags_may_have_a_sign_that_opens_tags(text, label):
+    scored = score(text, label or "A", ("x < 3", "x > 3", "a < b < c"))
+    assert (scored.value, scored.detail) == (float(label is not None), {"answer": label})
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -72,6 +96,9 @@ def test_b_is_read(text):
         r"\boxed{7}",
         "Let us see.\nA. it purrs\nB. it barks",
         "The answer is Dogma",
+        "The answer cannot be B",
+        "The answer is therefore not B",
+        "The answer is likely",
     ],
 )
 def test_nothing_is_read_where_no_option_is_named(text):

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
-from postgrad.tools.selection import RowSelection, select
+from postgrad.data.messages import prompt_of
+from postgrad.data.rows import Row
+from postgrad.data.settings import DataSettings
+from postgrad.tools.selection import RowSelection, select, selection_for
 
 QUESTION = [{"role": "user", "content": "1 + 1?"}]
 
@@ -90,6 +94,40 @@ def test_difficulty_gives_the_prompt_again_with_its_pass_rate(tmp_path: Path) ->
         "level": 3, "question": "1 + 1?", "answer": "2", "pass_rate": 0.5, "mean_reward": 0.5,
         "samples": 4, "dataset": "sums", "row": 11, "generated": "abc",
     }  # fmt: skip
+
+
+def test_a_prompt_of_several_messages_is_read_again_as_it_was_sampled_from(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Say a number."}
+    turns = [*QUESTION, {"role": "assistant", "content": "2"}, {"role": "user", "content": "+ 1?"}]
+    function = {"type": "function", "function": {"name": "add"}}
+    able = [{**QUESTION[0], "tools": [function]}]
+    for messages in ([system, *QUESTION], turns, [system, *turns], able):
+        group = [sample(n, float(n), messages=messages) for n in range(2)]
+        (row,) = rows(tmp_path, [group], kind="difficulty")
+        assert prompt_of(Row(0, row, ""), DataSettings(path="")) == messages
+    group = [sample(n, float(n), messages=[system, *QUESTION]) for n in range(2)]
+    (row,) = rows(tmp_path, [group], kind="difficulty", systems=("Say a number.",))
+    assert row["question"] == "1 + 1?"  # the recipe has the system message
+
+
+def test_a_column_that_rewards_are_chosen_by_is_kept(tmp_path: Path) -> None:
+    metadata = {"dataset": "gsm8k", "row": "a", "generated": "before", "samples": 1}
+    group = [sample(n, float(n), metadata=metadata) for n in range(2)]
+    (row,) = rows(tmp_path, [group], kind="difficulty")
+    assert (row["dataset"], row["row"]) == ("gsm8k", "a")
+    assert (row["generated"], row["samples"]) == ("abc", 2)
+
+
+def test_a_recipe_names_its_system_messages_to_the_selection(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("rl", data={"system": "Say a number."})
+    assert selection_for(recipe).systems == ("Say a number.",)
+    assert selection_for(make_recipe("rl")).systems == ()
+
+
+def test_the_folder_of_the_rows_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    to = tmp_path / "new" / "folder" / "rows.jsonl"
+    assert select([[sample(0, 1.0)]], RowSelection(), to, "abc").counts["rows"] == 1
+    assert to.read_text("utf-8").count("\n") == 1
 
 
 def test_every_prompt_is_accounted_for(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
 
 def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
-    from postgrad.tools.selection import select, selection_for
+    from postgrad.tools.selection import require_rows_file, select, selection_for
 
     recipe, console = load_recipe(args.recipe, rest), console_of(args)
     flags = {
@@ -174,12 +174,13 @@ def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
     }  # fmt: skip
     stated = {name: value for name, value in flags.items() if value is not None}
     selection = selection_for(recipe, **stated, keep_truncated=args.keep_truncated)
+    rows = args.rows_to or args.to / f"{selection.kind}.jsonl"
+    require_rows_file(rows)  # before anything is sampled
     with heavy_imports():
         from postgrad.tools.generate import Extent, generate
 
     extent = Extent(args.samples, args.rows, args.shard)
     generated = generate(recipe, args.to, console, extent, args.model)
-    rows = args.rows_to or args.to / f"{selection.kind}.jsonl"
     selected = select(generated.groups(rows), selection, rows, generated.name)
     console.table(f"rows selected: {rows}", ("", ""), selected.table())
     return {"samples": str(args.to), "rows": str(rows), "counts": dict(selected.counts)}

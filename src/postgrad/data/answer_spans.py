@@ -5,17 +5,14 @@ both end with the token that ends the turn. Where that cannot be told from the t
 the answer is missing in it, the conversation is refused: nothing is guessed.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
-from postgrad.core.media import MARK
-from postgrad.data.chat_format import REASONING, Message, says_nothing
+from postgrad.data.chat_format import REASONING, THINK, THOUGHT, Message, says_nothing
+from postgrad.data.dropped import dropped_from, missing_call, written_forms
 
-THINK, THOUGHT = "<think>", "</think>"  # around the thoughts of an answer
 _OPENED = (
     ", which opens thoughts: begin the message's content with them, up to </think>, or take a "
     "template whose prompt opens none (data.chat_template)"
@@ -201,7 +198,7 @@ class _OtherMessages:
         places: dict[int, tuple[int, int, str]] = {}
         written: str | None = before if text.startswith(before) else None
         for i, after in zip(numbers, afters, strict=False):
-            forms = _forms(self._messages[i]["content"]) if written is not None else ()
+            forms = written_forms(self._messages[i]["content"]) if written is not None else ()
             written = next((f for f in forms if text.startswith(f + after, place)), None)
             if written is None:
                 break
@@ -219,30 +216,6 @@ class _OtherMessages:
                 "a weight of 0, or take another data.chat_template"
             )
         return places
-
-
-def _forms(content: str) -> Iterator[str]:
-    """A content as templates write it: as it is, without white space at its ends, inside JSON."""
-    for form in (content, content.strip()):
-        yield form
-        for ascii_only in (False, True):
-            yield json.dumps(form, ensure_ascii=ascii_only)[1:-1]
-
-
-def dropped_from(messages: Sequence[Message], text: str) -> str | None:
-    """What of tools and their results is missing in the text of a conversation, or None."""
-    place = 0  # behind the newest message: schemas of tools, which name them too, stand before it
-    for i, message in enumerate(messages):
-        content = message["content"].strip()
-        pieces = [piece.strip() for piece in content.split(MARK)]
-        if message["role"] == "tool" and not all(_has(text, piece) for piece in pieces if piece):
-            return f"the chat template drops the tool's result in message {i}: {content[:60]!r}"
-        for call in message.get("tool_calls", ()):
-            if text.find(call["function"]["name"], place) < 0:
-                return _dropped_call(call, i)
-        if message["role"] != "system" and (begin := text.find(content, place)) >= 0:
-            place = begin + len(content)  # a system's message may stand anywhere
-    return None
 
 
 def _answered(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds) -> Rendered:
@@ -309,7 +282,8 @@ def _span(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds)
     if place < 0:
         raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
     if message.get("tool_calls"):
-        _require_calls(message, i, turn_text[start:])
+        if problem := missing_call(message, i, turn_text[start:]):
+            raise Unmarkable(problem)
         return start, _end_of_calls(turn_text, start, ends)
     end = ends.tokens.search(turn_text, max(place + len(content), thought))
     return start, end.end() if end else len(turn_text)
@@ -342,41 +316,6 @@ def _begin(content: str, turn_text: str, prompt: str) -> int:
         if turn_text.startswith(content, len(prompt) - count):
             return len(prompt) - count
     return place
-
-
-def _require_calls(message: Message, i: int, text: str) -> None:
-    """Raises Unmarkable where the name or an argument of a call is not in the answer's text."""
-    for call in message["tool_calls"]:
-        function = call["function"]
-        arguments = _leaves(function["arguments"])
-        if function["name"] not in text or not all(_has(text, leaf) for leaf in arguments):
-            raise Unmarkable(_dropped_call(call, i))
-
-
-def _dropped_call(call: Mapping[str, Any], i: int) -> str:
-    written = json.dumps(call["function"], ensure_ascii=False)
-    return (
-        f"the chat template drops a call of message {i}: {written[:100]}; take a template that "
-        "writes tool_calls"
-    )
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """The values inside objects and lists."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _has(text: str, value: Any) -> bool:
-    """Whether `value` is in the text, as it is or as JSON. White space at its ends is free."""
-    if not isinstance(value, str):
-        return str(value) in text or json.dumps(value) in text
-    value = value.strip()
-    escaped = (json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
-    return value in text or any(each in text for each in escaped)
 
 
 def _end_of_calls(turn_text: str, start: int, ends: TurnEnds) -> int:

@@ -42,6 +42,7 @@ REASONING = (
     "reasoning",
     "thinking",
 )  # what templates call an answer's thoughts
+THINK, THOUGHT = "<think>", "</think>"  # around the thoughts of an answer
 WEIGHTS = ("weight", "loss", "train", "training")  # OpenAI, ms-swift, axolotl: what tokens count
 WEIGHT_BOUNDS = (1e-6, 1e6)  # of a weight that is not 0: float32 holds their ratios well
 EMPTY = (None, "", [], {})  # what tables fill in where a message lacks a key
@@ -132,7 +133,7 @@ def says_nothing(message: Mapping[str, Any]) -> bool:
     """Whether a message has no text, no reasoning and no call of a tool."""
     if message["content"].strip():
         return False
-    thoughts = (message.get(key) or "" for key in REASONING)
+    thoughts = [text for key in REASONING if isinstance(text := message.get(key), str)]
     return not any(map(str.strip, thoughts)) and not message.get("tool_calls")
 
 

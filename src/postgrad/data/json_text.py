@@ -1,14 +1,16 @@
 """JSON as rows have it, read strictly: what another reader would change in silence is an error."""
 
 import json
+import math
 from typing import Any, NoReturn
 
 DEEPEST = 100  # levels of lists and objects
 
 
 def parsed_json(text: str) -> Any:
-    """The value of JSON text. Raises ValueError for what is not JSON (NaN is not), a name that an
-    object has twice, half a surrogate pair, and more than DEEPEST levels.
+    """The value of JSON text. Raises ValueError for what is not JSON (NaN is not), a number that no
+    float holds, a name that an object has twice, half a surrogate pair, and more than DEEPEST
+    levels.
     """
     try:
         # one decoder for all texts; json.loads has its own error for a byte order mark
@@ -49,6 +51,16 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _finite(number: str) -> float:
+    """A number with a fraction or an exponent. Raises ValueError for 1e400, which would be read as
+    infinity.
+    """
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:80]} is larger than any float")
+    return value
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises ValueError for a repeated name, whose last value would win silently."""
     members = dict(pairs)
@@ -60,4 +72,4 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _MARK = "\ufeff"
-_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_members)
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse, object_pairs_hook=_members)

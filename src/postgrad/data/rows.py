@@ -163,8 +163,9 @@ def parse_split(split: str) -> tuple[str, str | None, str | None]:
 
 
 def _sliced(rows: Iterator[Row], start: str | None, stop: str | None) -> Iterator[Row]:
-    """The rows of a slice. Held at once are as many as it leaves out at the end; where it begins by
-    counting from there, or in percent, all of them, in a file.
+    """The rows of a slice; behind the end of one that counts from the start nothing is read. Held
+    at once are as many as it leaves out at the end; where it begins by counting from there, or in
+    percent, all of them, in a file.
     """
     if "-" in (start or "") or "%" in f"{start}{stop}":
         every: PackedJson[list[Any]] = PackedJson()
@@ -183,6 +184,8 @@ def _sliced(rows: Iterator[Row], start: str | None, stop: str | None) -> Iterato
             waiting.append(row)
         if len(waiting) > max(0, -end):
             yield waiting.popleft()
+        if stop is not None and begin <= row.index == end - 1:  # no later row is of the slice
+            return
 
 
 def _bound(text: str | None, n: int) -> int | None:

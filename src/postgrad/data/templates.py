@@ -17,9 +17,9 @@ from postgrad.data.answer_spans import (
     Unmarkable,
     answer_texts,
     asked_texts,
-    dropped_from,
 )
 from postgrad.data.chat_format import REASONING, LossTurns, Message, Role, learned_in
+from postgrad.data.dropped import dropped_from
 from postgrad.data.messages import DOCUMENT
 from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings

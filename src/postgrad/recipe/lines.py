@@ -46,10 +46,10 @@ def line_of(lines: dict[KeyPath, int], place: KeyPath) -> int | None:
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """(number of the first line, text) of each statement."""
     begun, start = "", 1
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines also ends them at U+2028
         if not begun:
             start = number
-        begun += line
+        begun += f"{line}\n"
         if number - start >= MOST_LINES:
             return
         try:

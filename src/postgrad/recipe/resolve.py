@@ -27,6 +27,11 @@ _READING = (
     "margin",
     "completion",
     "label",
+    "completions",
+    "labels",
+    "separator",
+    "step_mark",
+    "neutral",
     "loss_turns",
     "speakers",
     "system",
@@ -37,7 +42,7 @@ _READING = (
     "max_len",
 )
 # taken over unless the set names columns itself
-_COLUMNS = ("messages", "text", "input", "template", "map")
+_COLUMNS = ("messages", "text", "input", "template", "tools", "images", "map")
 _SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
 TAKEN_OVER = frozenset((*_READING, *_COLUMNS, *_SAME_PATH))
 _NAMES_ROWS = {"sets", "subset", *WHICH_ROWS} - {"name"}  # keys of an [eval] with rows of its own

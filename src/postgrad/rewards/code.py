@@ -42,9 +42,9 @@ class _Budget:
 class Code(Verifier):
     """1 where the sample's program passes every test of its row, else 0.
 
-    The program is the last fenced block that is labelled Python or has no label. A program that
-    crashes or exceeds a limit has failed that test, and the score's detail has the cause. Output is
-    compared with the reference in this process, which no program can reach.
+    The program is the last closed block between fences that is labelled Python or has no label. A
+    program that crashes or exceeds a limit has failed that test, and the score's detail has the
+    cause. Output is compared with the reference in this process, which no program can reach.
     """
 
     highest: ClassVar[float | None] = 1.0
@@ -79,7 +79,7 @@ class Code(Verifier):
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         tests = self._tests(prompt)
-        program = rollout.text if self.whole_text else last_block(rollout.text)
+        program = rollout.text if self.whole_text else program_in(rollout.text)
         if program is None:
             return Score(0.0, {"passed": 0, "tests": len(tests), "cause": "no_code"})
         sources = [part for part in (self._column(prompt, self.prefix), self.prelude) if part]
@@ -154,16 +154,37 @@ class Code(Verifier):
 
 
 def last_block(text: str) -> str | None:
-    """The last fenced block that is labelled Python or not at all; None without one."""
-    block: str | None = None
-    label, lines = None, list[str]()
+    """The last fenced block that is labelled Python or not at all; None without one. A block that
+    is not closed is none: the sample ended within it.
+    """
+    block = _last_lines(text)
+    return None if block is None else "".join(block[1])
+
+
+def program_in(text: str) -> str | None:
+    """`last_block` without the indentation of its fence: blocks of a list are indented as a whole,
+    which Python refuses. Where the fence alone is indented, the block is as it is.
+    """
+    block = _last_lines(text)
+    if block is None:
+        return None
+    indent, lines = block
+    if not all(line.startswith(indent) for line in lines if not line.isspace()):
+        indent = ""
+    return "".join(line.removeprefix(indent) for line in lines)
+
+
+def _last_lines(text: str) -> tuple[str, list[str]] | None:
+    """What stands before the opening fence of `last_block`, white space, and the block's lines."""
+    block: tuple[str, list[str]] | None = None
+    label, indent, lines = None, "", list[str]()
     for line in text.splitlines(keepends=True):
         fence = _FENCE.match(line)
         if label is None and fence:
-            label, lines = fence[1].lower(), []
+            label, indent, lines = fence[1].lower(), line.partition("`")[0], []
         elif label is not None and fence and not fence[1]:
             if label in _LABELS:
-                block = "".join(lines)
+                block, lines = (indent, lines), []
             label = None
         else:
             lines.append(line)

@@ -161,7 +161,8 @@ def _case(case: Any, entry_point: str | None) -> Test:
     if name is None:
         raise ValueError("a functional test has no 'fn_name': say which column is the entry_point")
     try:
-        arguments = tuple(json.loads(line) for line in test_input.splitlines() if line.strip())
+        # not by splitlines, which also ends lines where a JSON text has U+2028 or U+0085 in it
+        arguments = tuple(json.loads(line) for line in test_input.split("\n") if line.strip())
         return CallTest(name, arguments, json.loads(wanted))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"a functional test is not JSON line by line: {error}") from error

@@ -15,12 +15,20 @@ _WRAPPING = _MARKUP + "()[]{}<>.,:;!"  # around a label; in a text brackets may 
 _GROUP = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|boxed)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\(?:left|right|[,;! ])")
 _MARKED = re.compile(
-    r"\\boxed\s*\{(?P<boxed>(?:[^{}]|\{[^{}]*+\})*+)\}|<answer>(?P<tag>[^<]*+)</answer>",
+    r"\\boxed\s*\{(?P<boxed>(?:[^{}]|\{[^{}]*+\})*+)\}|<answer>(?P<tag>(?:[^<]|<(?!/?answer>))*+)</answer>",
     re.IGNORECASE,
 )
 _DECLARED = re.compile(
     r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice))\b(?!\s+(?:choices|options))"
-    r"[^.\n:=]{0,60}?(?:\b(?:is|was|be)\b|[:=])[\s:*_]*+(?=(?P<rest>[^\n]{0,1000}))",
+    # "cannot be B" declares nothing
+    r"(?:(?!(?:not|never|n['’]t)\s+(?:\w+ly\s+)?be\b)[^.\n:=]){0,60}?"
+    r"(?:\b(?:is|was|be)\b|[:=])[\s:*_]*+(?=(?P<rest>[^\n]{0,1000}))",
+    re.IGNORECASE,
+)
+# words before an option: "the answer is therefore B"
+_HEDGES = re.compile(
+    r"^(?:(?:most|likely|probably|clearly|obviously|certainly|definitely|indeed|actually|simply|"
+    r"therefore|thus|hence|then)\b[\s,*_]++)*+",
     re.IGNORECASE,
 )
 _ENDED = re.compile(r"[.,:;!?)*_`$\"'”’]*(?:\s|$)")
@@ -128,13 +136,16 @@ def named(text: str, options: Mapping[str, str]) -> set[str]:
 
 def _read(passage: str, options: Mapping[str, str]) -> set[str]:
     """The options at the start of a passage, the text after "the answer is" or in \\boxed{}."""
-    passage = _plain(passage).lstrip(_MARKUP)
-    for label in options:
-        if label.casefold() == _bare(passage):
-            return {label}
-    texts = _texts(passage, options)
-    if texts:
-        return texts
+    entire = _plain(passage).lstrip(_MARKUP)
+    behind = _HEDGES.sub("", entire, count=1).lstrip(_MARKUP)
+    for passage in dict.fromkeys((entire, behind)):  # an option's text may begin with such a word
+        for label in options:
+            if label.casefold() == _bare(passage):
+                return {label}
+        texts = _texts(passage, options)
+        if texts:
+            return texts
+    passage = behind
     labels: set[str] = set()
     passage = passage.lstrip(_WRAPPING)
     called = _CALLED.match(passage)

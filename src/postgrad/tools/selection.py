@@ -5,7 +5,7 @@ prompts.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -40,6 +40,7 @@ class RowSelection:
     component: str | None = None  # of "difficulty": the score that says what is right; None: first
     correct_at: float = 1.0  # of that score
     seed: int = 0  # of random pairs
+    systems: tuple[str, ...] = ()  # the recipe's system messages, which rows do not repeat
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that select nothing."""
@@ -64,7 +65,8 @@ def selection_for(recipe: Recipe, **stated: Any) -> RowSelection:
     """The selection with the stated fields; the recipe says what is right, and the seed."""
     judged = {name: getattr(recipe.eval, name, None) for name in ("component", "correct_at")}
     of_recipe = {name: value for name, value in judged.items() if value is not None}
-    return RowSelection(**stated, **of_recipe, seed=recipe.seed)
+    systems = tuple(source.system for source in recipe.data.sources if source.system is not None)
+    return RowSelection(**stated, **of_recipe, seed=recipe.seed, systems=systems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,11 @@ def select(
     carries beside dataset, row and samples. Raises UsageError for another suffix and for rows that
     one Parquet column cannot hold.
     """
-    if to.suffix not in (JSONL, PARQUET):
-        raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
+    require_rows_file(to)
     counts: Counter[str] = Counter(prompts=0, samples=0, rows=0)
     rows = _rows(groups, selection, counts, generated)
-    for half in left_behind(to.parent, [to.name]):  # of a command that was killed
-        remove(half)
+    for half in left_behind(to.parent, [to.name]) if to.parent.is_dir() else ():
+        remove(half)  # of a command that was killed
     with whole_file(to) as written:
         if to.suffix == JSONL:
             with written.open("wb") as file:
@@ -101,6 +102,12 @@ def select(
         else:
             _write_parquet(written, list(rows), to)
     return Selected(to, dict(counts))
+
+
+def require_rows_file(to: Path) -> None:
+    """Raises UsageError where rows cannot be written to a file of this name."""
+    if to.suffix not in (JSONL, PARQUET):
+        raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
 
 
 def _write_parquet(written: Path, rows: list[Sample], to: Path) -> None:
@@ -134,10 +141,12 @@ def _rows(
         rows, reason = _of_group(group, selection)
         if reason:
             counts[f"prompts without a row: {reason}"] += 1
+        origin = {"dataset": group[0]["dataset"], "row": group[0]["row"]}
         for row in rows:
             counts["rows"] += 1
-            yield {**row, "dataset": group[0]["dataset"], "row": group[0]["row"],
-                   "generated": generated}  # fmt: skip
+            # a column of the prompt may have such a name, and rewards may be chosen by it (`when`)
+            more = {name: value for name, value in origin.items() if name not in row}
+            yield {**row, **more, "generated": generated}
 
 
 def _of_group(
@@ -282,11 +291,8 @@ def _pair(chosen: _Side, rejected: _Side) -> dict[str, Any]:
 def _difficulty(
     scored: Sequence[Sample], selection: RowSelection
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The row of the prompt itself, as job = "rl" reads it again, with its pass rate. The question
-    is a text, or the messages of a prompt with images.
-    """
+    """The row of the prompt itself, as job = "rl" reads it again, with its pass rate."""
     first = scored[0]
-    shows = any(isinstance(message["content"], list) for message in first["messages"])
     component = selection.component or next(iter(first["rewards"]), None)
     scores = [sample["rewards"].get(component) for sample in scored]
     judged = [score for score in scores if score is not None]
@@ -298,10 +304,22 @@ def _difficulty(
         return [], "its pass rate is outside the limits"
     row = {
         **first["metadata"],
-        "question": [*first["messages"]] if shows else first["question"],
+        "question": _question(first, selection.systems),
         "answer": first["answer"],
         "pass_rate": rate,
         "mean_reward": sum(sample["total"] for sample in scored) / len(scored),
         "samples": len(judged),
     }
     return [row], None
+
+
+def _question(sample: Sample, systems: Collection[str]) -> str | list[Any]:
+    """The text of a prompt that is one question, beside a system message of the recipe. All
+    messages of any other: with images, earlier turns, or a system message of its row.
+    """
+    messages = sample["messages"]
+    first, *rest = messages
+    alone = rest if first["role"] == "system" and first["content"] in systems else messages
+    is_text = [m["role"] for m in alone] == ["user"] and isinstance(alone[0]["content"], str)
+    has_tools = "tools" in first and "tools" not in sample["metadata"]  # of no column of the row
+    return sample["question"] if is_text and not has_tools else [*messages]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.media import MARK, image_store
 from postgrad.core.records import PlacedImage
-from postgrad.data.answer_spans import THINK, Rendered, Unmarkable
-from postgrad.data.chat_format import Message, parts_of
+from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.chat_format import THINK, Message, parts_of
 from postgrad.data.images import content_of, images_in, with_image_texts
 from postgrad.data.templates import (
     Unencodable,

@@ -6,8 +6,7 @@ from itertools import chain, count
 from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
-from postgrad.data.answer_spans import THOUGHT
-from postgrad.data.chat_format import Message
+from postgrad.data.chat_format import THOUGHT, Message
 from postgrad.rollout.environments.tool_formats import (
     FORMATS,
     Call,
