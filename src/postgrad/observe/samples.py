@@ -47,7 +47,6 @@ def step_samples(
     on have advantages, a mask and, where all were computed, the learner's logprobs: one value for
     each response token, and what was taken off their rewards. The others have none of these.
     """
-    columns = _Columns(credit, learner_logprobs)
     place = {
         (ticket, sample): number
         for number, (ticket, sample) in enumerate(
@@ -57,6 +56,8 @@ def step_samples(
     every, groups = sum(len(group.rollouts) for group in groups), thinned(groups, kept)
     thin = {"of": every} if sum(len(group.rollouts) for group in groups) < every else {}
     sampled = _sampled(groups)
+    keys = ((rollout.ticket, rollout.sample) for group in groups for rollout in group.rollouts)
+    columns = _Columns(credit, learner_logprobs, [place[key] for key in keys if key in place])
     for group in groups:
         sample_columns: list[dict[str, list[Any]]] = []
         for rollout in group.rollouts:
@@ -103,30 +104,36 @@ def thinned(groups: Sequence[ScoredGroup], kept: KeptSamples) -> list[ScoredGrou
 
 
 class _Columns:
-    """Token columns of the samples that were trained on, ready for JSON. All tokens of a step are
-    rounded in one call, which is faster.
+    """Token columns of the samples that were trained on, ready for JSON. The tokens of all that are
+    recorded are rounded in one call, which is faster.
     """
 
-    def __init__(self, credit: Credit, learner_logprobs: NDArray[np.float32]) -> None:
-        sequences = credit.experience.sequences
-        mask = sequences.loss_mask
-        missing = np.isnan(learner_logprobs)
-        self._ends = sequences.tokens.offsets.tolist()
+    def __init__(
+        self, credit: Credit, learner_logprobs: NDArray[np.float32], recorded: Sequence[int]
+    ) -> None:
+        """recorded: the sequences of the experience that `of` is asked for."""
+        of_step, rows = credit.experience.sequences.loss_mask, np.array(recorded, np.int64)
+        mask = of_step.take_many(rows)
+        logprobs = of_step.like(learner_logprobs).take_many(rows).values
+        missing = np.isnan(logprobs)
+        self._row_of = {number: row for row, number in enumerate(recorded)}
+        self._ends = mask.offsets.tolist()
         self._has_logprobs = (mask.like(missing & mask.values).sums() == 0).tolist()
-        logprobs = np.where(missing, np.float32(0), learner_logprobs)  # 0 where there is no loss
         self._columns: dict[str, NDArray[Any]] = {"mask": mask.values.astype(np.int8)}
         if (advantages := credit.experience.columns.get("advantages")) is not None:
-            self._columns["advantages"] = nine_digits(advantages.values)
-        self._learned = nine_digits(logprobs)
+            self._columns["advantages"] = nine_digits(advantages.take_many(rows).values)
+        # 0 where there is no loss
+        self._learned = nine_digits(np.where(missing, np.float32(0), logprobs))
 
     def of(self, number: int, prompt: int) -> dict[str, list[Any]]:
         """Name -> values over the response tokens of sequence `number`.
 
         prompt: how many of its tokens are the prompt's.
         """
-        response = slice(self._ends[number] + prompt, self._ends[number + 1])
+        row = self._row_of[number]
+        response = slice(self._ends[row] + prompt, self._ends[row + 1])
         columns = {name: values[response].tolist() for name, values in self._columns.items()}
-        if self._has_logprobs[number]:
+        if self._has_logprobs[row]:
             columns["learner_logprobs"] = self._learned[response].tolist()
         return columns
 
