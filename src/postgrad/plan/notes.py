@@ -15,6 +15,7 @@ from postgrad.plan.plan import RunPlan, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
 from postgrad.plan.sizes import ahead_bytes, mask_bytes
+from postgrad.plan.timing import reads_once
 from postgrad.plan.turns import longest_answer, most_turns, unknown_replies
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
@@ -58,7 +59,7 @@ def plan_notes(plan: RunPlan, advice: Sequence[Advice]) -> Iterator[str]:
     yield from (*_threads_note(plan), *_dtype_note(plan))
     yield from _start_note(plan)
     yield from _mask_note(plan)
-    yield from _teacher_note(plan.recipe)
+    yield from (*_teacher_note(plan.recipe), *_once_note(plan))
     if each := stored_bytes(plan.recipe):
         yield _stored(each, plan.lengths)
     if plan.timing.overlaps:
@@ -207,6 +208,17 @@ def _teacher_note(recipe: Recipe) -> Iterator[str]:
             'a teacher with align = "text" is counted as if it read as many tokens as the policy, '
             "up to data.max_len each: its own tokens are more or fewer"
         )
+
+
+def _once_note(plan: RunPlan) -> Iterator[str]:
+    """Of a role that reads all rows before the first update, where nobody knows how many."""
+    if (name := reads_once(plan.recipe)) is None or plan.lengths.rows is not None:
+        return
+    counted = "are not counted" if plan.geometry.steps is None else "are those of all steps' rows"
+    yield (
+        f"the {name} reads every row once before the first update; how many there are is unknown "
+        f"here (--rows), so its seconds {counted}"
+    )
 
 
 def _stored(each: int, lengths: RowLengths) -> str:

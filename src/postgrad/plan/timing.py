@@ -131,17 +131,15 @@ def timing(
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
     elif isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().own_answers:
         step |= _answering(recipe, geometry, ranks[0], lengths, costs, places)
-    elif (name := _read_once(recipe)) is not None:
+    elif (name := reads_once(recipe)) and (batches := _batches_once(recipe, geometry, lengths)):
         there = ranks[-1]
         on_them = replace(costs, sharing=there.sharing)
-        each = forward_seconds(there.roles[-1], samples, there.sizes, on_them)
-        once[name] = (geometry.steps or 0) * each
+        once[name] = batches * forward_seconds(there.roles[-1], samples, there.sizes, on_them)
 
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        if role.learner:
-            return update_seconds(role, samples, geometry, sizes, costs)
-        taught = role.name == "teacher" and beside_student(recipe)
-        return forward_seconds(role, samples, sizes, costs) if taught else 0.0
+        updates = update_seconds(role, samples, geometry, sizes, costs) if role.learner else 0.0
+        passes = _passes_beside(recipe, role)
+        return updates + (passes * forward_seconds(role, samples, sizes, costs) if passes else 0.0)
 
     def on_host(role: PlannedRole, _: Sizes, costs: CostModel) -> float:
         if not (role.learner and costs.steps_on_host):
@@ -206,12 +204,39 @@ def _answering(
     return {"sample": sampled, "publish": planned_publish(recipe, policy, costs, places).seconds}
 
 
-def _read_once(recipe: Recipe) -> str | None:
+def reads_once(recipe: Recipe) -> str | None:
     """The frozen role that reads all rows before the first update; None: there is none."""
-    for name in ("reference", "teacher"):
-        if (name, "model") in recipe.loaded_models and not beside_student(recipe):
-            return name
-    return None
+    if recipe.trains_on_rollouts or recipe.reference_moves or beside_student(recipe):
+        return None
+    there = (name for name in ("reference", "teacher") if (name, "model") in recipe.loaded_models)
+    return next(there, None)
+
+
+def _batches_once(recipe: Recipe, geometry: BatchGeometry, lengths: RowLengths) -> float | None:
+    """How many updates' samples the role reads that reads all rows once: each row, however many
+    epochs the run has, and for KTO the prompts of every update with other answers. Rows of unknown
+    number are assumed to be those of all steps; None where that is unknown too.
+    """
+    steps, rows = geometry.steps, lengths.rows
+    if steps is None:
+        return None
+    mixed = steps if recipe.algorithm.needs().mismatched else 0
+    return mixed + (steps if rows is None else rows / geometry.train_batch_size)
+
+
+def _passes_beside(recipe: Recipe, role: PlannedRole) -> int:
+    """Forward passes of a role over an update's samples within its phase, beside the update itself:
+    of SFT's teacher; of preferences those of a reference that follows the policy, and the policy's
+    own before the update (AOT, WPO, KTO). Those of RL are of the phase "score".
+    """
+    if isinstance(recipe, RLRecipe):
+        return 0
+    if role.name == "teacher":
+        return int(beside_student(recipe))
+    needs = recipe.algorithm.needs()
+    if role.name == "policy":
+        return len(needs.own_temperatures) + needs.mismatched
+    return (1 + needs.mismatched) * role.follows
 
 
 def _reading(
