@@ -11,6 +11,7 @@ import pytest
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+from postgrad.core.errors import UsageError
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "algorithms"
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
@@ -74,6 +75,26 @@ def test_the_settings_table_lists_every_setting_with_its_default(name):
         if not sampled or key not in algorithm.unread
     }
     assert documented == defaults
+
+
+def test_the_shared_page_names_every_setting_that_an_algorithm_refuses():
+    text = (PAGES / "index.md").read_text("utf-8")
+    (sentence,) = re.findall(
+        r"A setting that an algorithm does not read is refused(.*?)\n\n", text, re.S
+    )
+    listed, _, last = sentence.partition("\nWhere ")
+    refused: dict[str, set[str]] = {}
+    for part in listed.split(";"):
+        settings, _, names = part.partition("with")
+        for name in re.findall("`(.*?)`", names):
+            refused.setdefault(name, set()).update(re.findall("`(.*?)`", settings))
+    wanted = {name: set(algorithm_class(name).unread) for name in ALGORITHMS if is_sampled(name)}
+    wanted["cispo"].add("dual_clip")  # by a check of its own
+    assert refused == {name: settings for name, settings in wanted.items() if settings}
+    assert last == "`kl_in` is refused, so is `kl_target`."
+    for name in (name for name in refused if "kl_in" in refused[name]):
+        with pytest.raises(UsageError, match="kl_target: "):
+            algorithm_class(name)(kl_target=0.1)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
