@@ -4,7 +4,6 @@ records before and behind it).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,18 +103,18 @@ class _TokenColumns:
             policy += [False, *(turn.author == "policy" for turn in turns)]
             prompt += [True, *(False for _ in turns)]
             sizes[i] = len(read) + rollout.response_tokens
-        lengths = np.array([len(piece) for piece in pieces], np.int64)
-        tokens = Ragged.of_sizes(_concatenated(pieces, np.int32), sizes)
-        mask = np.repeat(np.array(policy, np.bool_), lengths)
-        answered = np.repeat(~np.array(prompt, np.bool_), lengths)
+        parts = Ragged.of(pieces, np.int32)
+        tokens = Ragged.of_sizes(parts.values, sizes)
+        mask = np.repeat(np.array(policy, np.bool_), parts.lengths)
+        answered = np.repeat(~np.array(prompt, np.bool_), parts.lengths)
         begins = tokens.offsets[:-1] + np.array([len(read) for read in prompts], np.int64)
         return cls(tokens, tokens.like(mask), answered, begins)
 
     def sampled_logprobs(self, rollouts: Sequence[Rollout]) -> Ragged:
         """The column `sampled_logprobs`. Raises RunError where a value is not finite."""
         values = np.zeros(len(self.answered), np.float32)
-        turns = [turn.logprobs for rollout in rollouts for turn in rollout.turns]
-        values[self.answered] = _concatenated(turns, np.float32)
+        turns = (turn.logprobs for rollout in rollouts for turn in rollout.turns)
+        values[self.answered] = Ragged.of(turns, np.float32).values
         broken = np.flatnonzero(~np.isfinite(values))
         if len(broken):
             at = int(broken[0])
@@ -151,10 +150,6 @@ class _TokenColumns:
                 if weight and name in rollout.columns:
                     values[begin:end] += weight * rollout.columns[name].astype(np.float64)
         return self.tokens.like(values)
-
-
-def _concatenated(pieces: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype), *pieces], dtype=dtype, casting="unsafe")
 
 
 def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:

@@ -54,7 +54,7 @@ def missing_call(message: Message, i: int, text: str) -> str | None:
 
 def written_forms(content: str) -> Iterator[str]:
     """A content as templates write it: as it is, without white space at its ends, inside JSON."""
-    for form in (content, content.strip()):
+    for form in dict.fromkeys((content, content.strip())):
         yield form
         for ascii_only in (False, True):
             yield json.dumps(form, ensure_ascii=ascii_only)[1:-1]
@@ -81,6 +81,4 @@ def _has(text: str, value: Any) -> bool:
     """Whether `value` is in the text, as it is or as JSON. White space at its ends is free."""
     if not isinstance(value, str):
         return str(value) in text or json.dumps(value) in text
-    value = value.strip()
-    escaped = (json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
-    return value in text or any(each in text for each in escaped)
+    return any(form in text for form in written_forms(value.strip()))

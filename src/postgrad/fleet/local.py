@@ -112,7 +112,7 @@ class LocalFleet:
         # As the policy's, row for row. Weights that stay float32 beside narrow ones are divided
         # where nothing is trained, but not in a policy.
         pieces = policy.optimizer.pieces.items()
-        undivided = [name for name, piece in pieces if not piece.sharded]
+        undivided = {name for name, piece in pieces if not piece.sharded}
         self._divide(backbone, recipe.learner, undivided=undivided)
         reference = MovingReference(
             backbone,

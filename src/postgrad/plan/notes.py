@@ -223,11 +223,11 @@ def _once_note(plan: RunPlan) -> Iterator[str]:
 
 def _stored(each: int, lengths: RowLengths) -> str:
     """Where what a teacher says of the rows is kept. each: bytes of a token."""
-    if not lengths.rows:
-        where = "in a file in the cache folder; their number is unknown here (--rows)"
-        return f"what the teacher says takes {each} bytes a token of all rows, {where}"
-    kept = each * lengths.rows * lengths.computed(1)
     where = "in a file in the cache folder"
+    if not lengths.rows:
+        unknown = "their number is unknown here (--rows)"
+        return f"what the teacher says takes {each} bytes a token of all rows, {where}; {unknown}"
+    kept = each * lengths.rows * lengths.computed(1)
     return f"what the teacher says of the rows takes {kept / 1e6:.3g} MB {where}"
 
 

@@ -150,22 +150,19 @@ def _near(gold: Sequence[Any], answers: Sequence[Any], equal: bool, rounding: in
     to `rounding` decimal places, which leaves nothing of tiny numbers, and huge ones differ by
     their last bits.
     """
-    pairs = [(_number(g), _number(a)) for g in gold[:1] for a in answers[:1]]
-    for wanted, number in pairs:
-        if wanted is None or number is None or not wanted:
-            continue
-        off = abs(wanted - number)
-        if abs(wanted) < 10.0**-rounding:
-            return equal and bool(off <= _TINY_SHARE * abs(wanted))
-        if abs(wanted) > _HUGE and any(answer.has(_float()) for answer in (gold[0], answers[0])):
-            return equal or bool(off <= _HUGE_SHARE * abs(wanted))
-    return equal
-
-
-def _float() -> Any:
     from sympy import Float
 
-    return Float
+    if not answers:
+        return equal
+    wanted, number = _number(gold[0]), _number(answers[0])
+    if wanted is None or number is None or not wanted:
+        return equal
+    off = abs(wanted - number)
+    if abs(wanted) < 10.0**-rounding:
+        return equal and bool(off <= _TINY_SHARE * abs(wanted))
+    if abs(wanted) > _HUGE and any(answer.has(Float) for answer in (gold[0], answers[0])):
+        return equal or bool(off <= _HUGE_SHARE * abs(wanted))
+    return equal
 
 
 def _number(answer: Any) -> Any:

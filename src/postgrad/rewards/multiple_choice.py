@@ -138,16 +138,15 @@ def _read(passage: str, options: Mapping[str, str]) -> set[str]:
     """The options at the start of a passage, the text after "the answer is" or in \\boxed{}."""
     entire = _plain(passage).lstrip(_MARKUP)
     behind = _HEDGES.sub("", entire, count=1).lstrip(_MARKUP)
-    for passage in dict.fromkeys((entire, behind)):  # an option's text may begin with such a word
+    for start in dict.fromkeys((entire, behind)):  # an option's text may begin with such a word
         for label in options:
-            if label.casefold() == _bare(passage):
+            if label.casefold() == _bare(start):
                 return {label}
-        texts = _texts(passage, options)
+        texts = _texts(start, options)
         if texts:
             return texts
-    passage = behind
     labels: set[str] = set()
-    passage = passage.lstrip(_WRAPPING)
+    passage = behind.lstrip(_WRAPPING)
     called = _CALLED.match(passage)
     passage = passage[called.end() if called else 0 :].lstrip(_WRAPPING)
     label, place = _labels(options), 0  # a place, since to cut a long list takes quadratic time

@@ -81,7 +81,7 @@ def train(
                 "--steps N makes it longer, --overwrite true starts it over"
             )
             return ended
-        _require_engine(recipe)
+        require_startable(recipe)
         _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     else:
         recipe, directory = _new_directory(recipe, path, overwrite=overwrite)
@@ -93,7 +93,7 @@ def train(
 def _new_directory(recipe: Recipe, path: Path, *, overwrite: bool) -> tuple[Recipe, RunDirectory]:
     """The recipe with the commits of what it reads from the hub, and a directory for its run."""
     recipe, hub_sources = pin(recipe)
-    _require_engine(recipe)
+    require_startable(recipe)
     resolved = [source.to_json() for source in hub_sources]
     directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
     if store_of(recipe, directory).steps():
@@ -125,16 +125,9 @@ def resume(
     elsewhere = f"change a copy that {directory.fork_command} makes, or "
     changed = compare(before, recipe, allow_change, run_dir, ways_out=elsewhere)
     require_installed(recipe.observe.loggers)
-    _require_engine(recipe)
+    require_startable(recipe)
     _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     return _execute(recipe, directory, console, allow_change, before)
-
-
-def _require_engine(recipe: Recipe) -> None:
-    """Refuses vLLM without its environment before a run's files are written."""
-    rollout = recipe.rollout_settings
-    if rollout is not None and rollout.type == "vllm":
-        require_startable(recipe)
 
 
 def _summary_of(recipe: Recipe, directory: RunDirectory) -> dict[str, Any] | None:
