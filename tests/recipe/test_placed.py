@@ -7,7 +7,6 @@ import pytest
 from helpers.placed import PPO, RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
-from postgrad.recipe.placement import overlaps
 
 REWARD = {
     "job": "reward",
@@ -242,7 +241,7 @@ STALE = {"max_staleness": 1}
         (WORKERS, {**STALE, "source": "replay", "replay_path": "other"}, False),
     ],
 )
-def test_a_run_overlaps_where_its_engine_is_apart_and_may_be_ahead(
+def test_a_run_samples_while_it_learns_where_its_engine_is_apart_and_may_be_ahead(
     cluster: dict[str, Any], rollout: dict[str, Any], expected: bool
 ) -> None:
     tis = {**RL["algorithm"], "correction": "tis"}
@@ -252,4 +251,5 @@ def test_a_run_overlaps_where_its_engine_is_apart_and_may_be_ahead(
         "algorithm": tis,
         "rollout": {**RL.get("rollout", {}), **rollout},
     }
-    assert overlaps(parse_recipe({**recipe, "cluster": cluster})) is expected
+    parsed = parse_recipe({**recipe, "cluster": cluster})
+    assert parsed.samples_while_learning is expected

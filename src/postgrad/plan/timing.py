@@ -22,7 +22,6 @@ from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes
-from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
@@ -149,8 +148,8 @@ def timing(
     step["update"] = _at_once(ranks, costs, updating)
     exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
     return Timing(
-        step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
-        _at_once(ranks, costs, on_host), exchanged,
+        step, geometry.steps, once, devices, recipe.samples_while_learning, staleness,
+        longest, publish, _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
 
 

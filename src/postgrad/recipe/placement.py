@@ -17,11 +17,6 @@ from postgrad.recipe.settings import AnsweringSections, CommonSections
 TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
-def overlaps(recipe: CommonSections) -> bool:
-    """Whether a run samples while its policy learns."""
-    return recipe.samples_while_learning
-
-
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks

@@ -20,7 +20,7 @@ from postgrad.core.process import usable_cpus
 from postgrad.core.progress import reported_to
 from postgrad.core.text import how_many
 from postgrad.fleet.choices import Choices, choose
-from postgrad.fleet.engines import require_images_sampled, require_startable
+from postgrad.fleet.engines import require_images_sampled
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.loading import base_model
 from postgrad.fleet.local import LocalFleet
@@ -68,7 +68,6 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     wrong: row, file or key.
     """
     recipe = run.recipe
-    require_startable(recipe)
     with run.phase("load"), reported_to(run.count):
         path = base_model(recipe, run.directory.init)
         require_images_trained(recipe, path)

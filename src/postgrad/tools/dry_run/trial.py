@@ -16,6 +16,7 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
 from postgrad.core.text import how_many
+from postgrad.fleet.engines import require_startable
 from postgrad.fleet.exported import own_role
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -92,6 +93,7 @@ def _prepared(
     report: Report, recipe: Recipe, directory: RunDirectory, stack: ExitStack
 ) -> tuple[Run, Job, RunState] | None:
     with report.check("load"):
+        require_startable(recipe)
         run, job, _, state = prepare(recipe, directory, _silent(), stack)
         return run, job, state
     return None
