@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
 from postgrad.rewards import code
-from postgrad.rewards.code import Code, last_block, program_in
+from postgrad.rewards.code import Code, program_in
 from postgrad.rewards.code_tests import (
     AssertionTest,
     CallTest,
@@ -46,13 +46,13 @@ def score(expected, program, metadata=None, **settings):
 
 
 def test_the_program_is_the_last_block_that_is_python_or_has_no_label():
-    assert last_block("a\n```python\n1\n```\nb\n```py\n2\n```\nc") == "2\n"
-    assert last_block("```\n1\n```\nprints\n```text\n2\n```") == "1\n"
-    assert last_block("  ```Python\n  1\n  ```  ") == "  1\n"
-    assert last_block("```python\n1\n```\n```python\n2") == "1\n"
-    assert last_block("```python\n'''\n```json\n'''\n```\n") == "'''\n```json\n'''\n"
-    assert last_block("print(1)") is None
-    assert last_block("```python\n1") is None
+    assert program_in("a\n```python\n1\n```\nb\n```py\n2\n```\nc") == "2\n"
+    assert program_in("```\n1\n```\nprints\n```text\n2\n```") == "1\n"
+    assert program_in("  ```Python\n  1\n  ```  ") == "1\n"
+    assert program_in("```python\n1\n```\n```python\n2") == "1\n"
+    assert program_in("```python\n'''\n```json\n'''\n```\n") == "'''\n```json\n'''\n"
+    assert program_in("print(1)") is None
+    assert program_in("```python\n1") is None
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_a_right_program_in_a_list_of_steps_passes():
 
 @given(st.text(alphabet="`py\n 1", max_size=60))
 def test_a_block_is_found_in_any_text_without_an_error(text):
-    block = last_block(text)
-    assert block is None or block in text
+    block = program_in(text)
+    assert block is None or all(line in text for line in block.splitlines(keepends=True))
 
 
 @pytest.mark.parametrize("piece", ["a", " ", "\t", "`", "```a`", "``` "])
 def test_a_fence_line_of_a_million_characters_is_read_at_once(piece):
     line = piece * (10**6 // len(piece)) + "`"
-    assert last_block(f"```{line}") is None
-    assert last_block(f"```{line}\n```python\n1\n```\n{line}") == "1\n"
+    assert program_in(f"```{line}") is None
+    assert program_in(f"```{line}\n```python\n1\n```\n{line}") == "1\n"
 
 
 def test_tests_are_read_as_data_sets_write_them():

@@ -153,19 +153,13 @@ class Code(Verifier):
         return value or ""
 
 
-def last_block(text: str) -> str | None:
-    """The last fenced block that is labelled Python or not at all; None without one. A block that
-    is not closed is none: the sample ended within it.
-    """
-    block = _last_lines(text)
-    return None if block is None else "".join(block[1])
-
-
 def program_in(text: str) -> str | None:
-    """`last_block` without the indentation of its fence: blocks of a list are indented as a whole,
-    which Python refuses. Where the fence alone is indented, the block is as it is.
+    """The last fenced block that is labelled Python or not at all; None without one. A block that
+    is not closed is none: the sample ended within it. It loses the indentation of its fence, as
+    blocks of a list are indented as a whole, which Python refuses; where the fence alone is
+    indented, the block is as it is.
     """
-    block = _last_lines(text)
+    block = _last_block(text)
     if block is None:
         return None
     indent, lines = block
@@ -174,8 +168,8 @@ def program_in(text: str) -> str | None:
     return "".join(line.removeprefix(indent) for line in lines)
 
 
-def _last_lines(text: str) -> tuple[str, list[str]] | None:
-    """What stands before the opening fence of `last_block`, white space, and the block's lines."""
+def _last_block(text: str) -> tuple[str, list[str]] | None:
+    """White space before the opening fence of the last block, and the block's lines."""
     block: tuple[str, list[str]] | None = None
     label, indent, lines = None, "", list[str]()
     for line in text.splitlines(keepends=True):
